@@ -90,6 +90,8 @@ struct Inner {
     failure: Mutex<Option<String>>,
     /// Chunks whose record may be what memory says, or what it should have become when the surrogate failed.
     in_doubt: Mutex<BTreeSet<u64>>,
+    /// The places that chunks have left since the last flush.
+    left: Mutex<BTreeMap<u64, u64>>,
     fetches: Fetches,
     counters: Counters,
 }
@@ -206,7 +208,13 @@ impl Redirect {
         }
         let mut index = Index::new(header.chunks(), header.places, &owned);
         // The first flush lets them go, once the base has what has left them.
-        index.places.retire_all(record.only_durable());
+        let only_durable = record.only_durable();
+        let chunk_of = |place: &u64| match record.durable_state(*place) {
+            SurrogateEntry::Dirty { chunk, .. } => Some((u64::from(chunk), *place)),
+            SurrogateEntry::Clean => None,
+        };
+        let left = only_durable.iter().filter_map(chunk_of).collect();
+        index.places.retire_all(only_durable);
         let inner = Inner {
             env,
             base,
@@ -224,6 +232,7 @@ impl Redirect {
             is_draining: AtomicBool::new(false),
             failure: Mutex::new(None),
             in_doubt: Mutex::default(),
+            left: Mutex::new(left),
             fetches: Fetches::default(),
             counters: Counters::default(),
         };
@@ -360,6 +369,7 @@ impl Inner {
             return Err(error);
         }
         self.index.lock().places.flushed(number);
+        self.forget_left();
         Ok(())
     }
 

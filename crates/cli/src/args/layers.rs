@@ -88,7 +88,7 @@ pub(crate) struct LayerSetArgs {
     pub(crate) name: String,
     /// The layer: `cache`, or its identity as `layer ls --json` says it
     pub(crate) layer: String,
-    /// What it does with writes
+    /// What it does with writes; `write-back` also calls off a removal that is under way
     #[arg(long, value_enum, required_unless_present = "size")]
     pub(crate) mode: Option<CacheModeArg>,
     /// How much it caches: no more than when it was added

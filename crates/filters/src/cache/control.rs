@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use block::{Bytes, Error, ErrorKind, Mutation, Result};
+use block::{Buffer, Bytes, Error, ErrorKind, Mutation, Result};
 
-use super::entry::CacheEntry;
+use super::entry::{CacheEntry, runs_of};
 use super::index::used_places;
 use super::{Cache, CacheHeader, CacheMode, Inner};
 use crate::store::{Entry, Record};
@@ -148,19 +148,26 @@ impl Inner {
         }
     }
 
-    /// Takes back what the base may have lost: it is dirty again. Nothing is locked by the caller.
+    /// Takes back what the base may have lost, as it reads now: it is dirty again. Nothing is locked by the caller.
     pub(super) async fn take_back(&self) -> Result<()> {
-        // A flash that has failed takes nothing: who would change the base there is refused.
+        // A flash that has failed takes nothing.
         while self.record.has_pins() && !self.failure.has_failed() {
             let Some((place, entry)) = self.record.first_pinned() else { return Ok(()) };
             let block = entry.block();
-            let _guard = self.blocks.exclusive(self.extent_of(block)).await;
-            let found = self.find(block).filter(|found| u64::from(found.place) == place);
-            let still = self.record.first_pinned();
-            if let (Some(found), Some((again, entry))) = (found, still)
-                && again == place
-            {
+            let all = self.extent_of(block);
+            let _guard = self.blocks.exclusive(all).await;
+            // Somebody may have done it meanwhile.
+            let Some(entry) = self.record.pinned_state(place) else { continue };
+            if let Some(found) = self.find(block).filter(|found| u64::from(found.place) == place) {
+                for run in runs_of(entry.dirty() & !found.valid & self.all_sectors(block)) {
+                    let part = self.extent_of_sectors(block, &run, all);
+                    let read = self.base.device().read(part.offset, Buffer::unpooled(part.length.as_usize())).await?;
+                    let written = self.write_place(&Mutation::data(part.offset, read.freeze()), found.place).await;
+                    written.inspect_err(|error| self.fail(error))?;
+                }
+                let entry = CacheEntry::new(block, found.valid | entry.valid(), entry.dirty());
                 self.set(found.place, entry).await.inspect_err(|error| self.fail(error))?;
+                self.record.with(|_, index| index.remove_unrecorded(found.place, u8::MAX));
                 self.place_stamps.raise(place);
             }
             self.record.unpin(place);

@@ -63,6 +63,8 @@ impl Entry for CacheEntry {
     const BITS: u32 = ENTRY_BYTES as u32 * 8;
     const NOTHING: Self = Self::FREE;
     const CLASSES: usize = 3;
+    /// What was dirty, and is not valid any more, was zeroed, discarded or written over in the base.
+    const LEAVES_CHANGED: bool = true;
 
     /// Free, clean or dirty.
     fn class(self) -> usize {

@@ -40,7 +40,9 @@ impl Watch {
             return;
         }
         let WatchState { limit, changed, .. } = &mut *self.state.lock();
-        let is_named = blocks.end == blocks.start + 1 && changed.blocks.last() == Some(&blocks.start);
+        // What was named last need not be named again.
+        let first = changed.blocks.len().saturating_sub((blocks.end - blocks.start) as usize);
+        let is_named = changed.blocks[first..].iter().copied().eq(blocks.clone());
         if changed.overflowed || is_named {
             return;
         }

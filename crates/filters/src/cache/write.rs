@@ -51,7 +51,6 @@ impl Inner {
         }
         let extent = mutation.extent();
         self.counters.guest_written.fetch_add(extent.length.get(), Ordering::Relaxed);
-        self.take_back().await?;
         self.change_now(mutation.with_fua(false), extent).await?;
         if fua { self.flush().await } else { Ok(()) }
     }
@@ -241,9 +240,6 @@ impl Inner {
             return Err(error);
         }
         drop(at_base);
-        if cached.iter().any(|found| self.record.is_pinned(&(found.place.into()..u64::from(found.place) + 1))) {
-            return Err(self.record.may_be_undone());
-        }
         let counter = if updates { &self.counters.writes_through } else { &self.counters.writes_around };
         counter.fetch_add(1, Ordering::Relaxed);
         let each = cached.into_iter().map(|found| self.update(&update, found, updates));

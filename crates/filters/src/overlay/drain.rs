@@ -82,21 +82,28 @@ impl Overlay {
             let Some((run, state)) = self.record.first_pinned_run() else { return Ok(()) };
             let _guard = self.grains.exclusive(self.extent_of(&run)).await;
             // Somebody may have done it meanwhile.
-            if self.record.first_pinned_run() == Some((run.clone(), state)) {
-                self.record.restore(run, state).await?;
+            if self.record.first_pinned_run() != Some((run.clone(), state)) {
+                continue;
             }
+            if !self.record.is_changed(run.start) {
+                self.record.restore(run, state).await?;
+                continue;
+            }
+            // The guest has changed it since: it is as the base has it now.
+            let whole = self.extent_of(&run);
+            for part in whole.split_at_multiples(self.geometry.transfer_bytes_max.into()) {
+                let data = self.base().read(part.offset, Buffer::unpooled(part.length.as_usize())).await?;
+                self.write_delta(Mutation::data(part.offset, data.freeze())).await?;
+            }
+            self.record.restore(run, GrainState::Data).await?;
         }
         Ok(())
     }
 
     /// Writes to the base what the guest has changed where nothing is held. The caller holds its grains.
     async fn write_below(&self, mutation: Mutation) -> Result<()> {
-        let run = self.header.grain.indices_of(mutation.extent());
-        self.base.write(mutation).await?;
-        match self.record.is_pinned(&run) {
-            true => Err(self.record.may_be_undone()),
-            false => Ok(()),
-        }
+        self.record.change_below(self.header.grain.indices_of(mutation.extent()))?;
+        self.base.write(mutation).await
     }
 
     /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain.
@@ -155,7 +162,8 @@ impl Overlay {
 
     /// Writes data while the overlay is drained.
     pub(super) async fn write_draining(&self, mutation: Mutation) -> Result<()> {
-        self.take_back().await?;
+        // Where that fails now, only what is recorded as held takes no write.
+        let _ = self.take_back().await;
         let run = self.header.grain.indices_of(mutation.extent());
         let grains = self.extent_of(&run);
         let guard = self.grains.shared(grains).await;

@@ -7,10 +7,13 @@
 //!                           the chunk has the place again ◀── or another one, into which they are copied
 //! ```
 //!
-//! On record they are the surrogate's from the failure on. A change of the source that meets the failure is not answered.
+//! On record they are the surrogate's from the failure on. What the guest has changed in the source since is taken as it reads there.
 
-use block::{Buffer, Error, Mutation, Result};
+use std::ops::Range;
 
+use block::{Buffer, Mutation, Result};
+
+use super::entry::DirtySectors;
 use super::{Found, Inner, Redirect, SurrogateEntry};
 
 impl Redirect {
@@ -24,7 +27,10 @@ impl Redirect {
         inner.take_back().await?;
         let number = inner.index.lock().places.begin_flush();
         match inner.record.settle().await {
-            Ok(()) => inner.index.lock().places.flushed(number),
+            Ok(()) => {
+                inner.index.lock().places.flushed(number);
+                inner.forget_left();
+            }
             // Its record stays as it is, and whoever takes it out has that on record first.
             Err(_) if self.has_failed_record() => inner.base.flush().await?,
             Err(failed) => {
@@ -48,7 +54,7 @@ impl Inner {
         // A surrogate that has failed takes nothing: who would change the source there is refused.
         while self.record.has_pins() && self.failure.lock().is_none() {
             let Some((place, state)) = self.record.first_pinned() else { return Ok(()) };
-            self.take_place_back(place, state).await.inspect_err(|error| self.fail(error))?;
+            self.take_place_back(place, state).await?;
         }
         Ok(())
     }
@@ -57,14 +63,21 @@ impl Inner {
         let SurrogateEntry::Dirty { chunk, sectors, .. } = state else { return Ok(()) };
         let chunk = u64::from(chunk);
         let _guard = self.chunks.exclusive(self.extent_of(chunk)).await;
-        if self.record.first_pinned() != Some((place, state)) {
+        if self.record.pinned_state(place).is_none() {
             // Somebody has done it meanwhile.
             return Ok(());
         }
+        let old = Found { place, is_cached: false, dirty: sectors };
         match self.find(chunk) {
             Some(found) if !found.dirty.is_empty() => {
-                let old = Found { place, is_cached: false, dirty: sectors };
-                self.copy_over(chunk, old, found).await?;
+                let lacks = found.dirty.clean_runs(self.sectors_of(self.extent_of(chunk)));
+                let copied = self.copy_into(chunk, old, found.place, lacks).await?;
+                let SurrogateEntry::Dirty { serial, .. } = self.record.look(|map| map.get(found.place)) else {
+                    return Ok(());
+                };
+                let sectors = copied.into_iter().fold(found.dirty, DirtySectors::with);
+                let both = SurrogateEntry::Dirty { chunk: chunk as u32, serial, sectors };
+                self.record.set(found.place..found.place + 1, both).await?;
                 self.record.unpin(place);
                 // It is nobody's on record, too.
                 return self.record.set(place..place + 1, SurrogateEntry::Clean).await;
@@ -73,33 +86,43 @@ impl Inner {
             Some(found) => self.index.lock().release(found.place),
             None => {}
         }
+        if self.record.is_changed(place) {
+            let all = self.sectors_of(self.extent_of(chunk));
+            self.copy_into(chunk, old, place, vec![all]).await?;
+        }
         self.index.lock().reclaim(place, chunk);
         self.record.restore(place..place + 1, state).await
     }
 
-    /// Copies what `old` has and the newer place of the same chunk lacks into that.
-    async fn copy_over(&self, chunk: u64, old: Found, newer: Found) -> Result<()> {
-        let lacks = newer.dirty.clean_runs(self.sectors_of(self.extent_of(chunk)));
-        let runs = lacks.into_iter().flat_map(|run| old.dirty.dirty_runs(run));
-        let mut sectors = newer.dirty;
-        for run in runs {
-            let extent = self.extent_of_sectors(chunk, &run);
-            let data = self.read_dirty(extent, Buffer::unpooled(extent.length.as_usize()), old).await?;
-            self.write_place(Mutation::data(extent.offset, data.freeze()), newer.place).await?;
-            sectors = sectors.with(run);
+    /// Copies what `old` was to have of some sectors of its chunk into `place`: as it has them still, or as the source has them, if the guest
+    /// has changed them there since. Gives which those were.
+    async fn copy_into(&self, chunk: u64, old: Found, place: u64, sectors: Vec<Range<u64>>) -> Result<Vec<Range<u64>>> {
+        let is_changed = self.record.is_changed(old.place);
+        let runs: Vec<Range<u64>> = sectors.into_iter().flat_map(|run| old.dirty.dirty_runs(run)).collect();
+        for run in &runs {
+            let extent = self.extent_of_sectors(chunk, run);
+            let buffer = Buffer::unpooled(extent.length.as_usize());
+            let data = match is_changed {
+                true => self.base.device().read(extent.offset, buffer).await?,
+                false => self.read_dirty(extent, buffer, old).await?,
+            };
+            let written = self.write_place(Mutation::data(extent.offset, data.freeze()), place).await;
+            written.inspect_err(|error| self.fail(error))?;
         }
-        let SurrogateEntry::Dirty { serial, .. } = self.record.look(|map| map.get(newer.place)) else { return Ok(()) };
-        let state = SurrogateEntry::Dirty { chunk: chunk as u32, serial, sectors };
-        self.record.set(newer.place..newer.place + 1, state).await
+        Ok(runs)
     }
 
-    /// Fails for a change of the source in `chunk` that a failed flush may have undone. The caller holds the chunk.
-    pub(super) fn check_kept(&self, chunk: u64) -> Result<(), Error> {
-        let is_of_chunk =
-            |state| matches!(state, SurrogateEntry::Dirty { chunk: pinned, .. } if u64::from(pinned) == chunk);
-        match self.record.has_pinned(is_of_chunk) {
-            true => Err(self.record.may_be_undone()),
-            false => Ok(()),
+    /// The guest is about to change the source in `chunk`, which the caller holds.
+    pub(super) fn change_below(&self, chunk: u64) -> Result<()> {
+        match self.left.lock().get(&chunk) {
+            Some(place) => self.record.change_below(*place..*place + 1),
+            None => Ok(()),
         }
+    }
+
+    /// A flush has made durable in the source what has left some places: nobody asks for them any more.
+    pub(super) fn forget_left(&self) {
+        let index = self.index.lock();
+        self.left.lock().retain(|_, place| index.places.is_retired(*place));
     }
 }

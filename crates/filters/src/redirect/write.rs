@@ -11,7 +11,8 @@ use crate::translate::moved;
 impl Inner {
     /// Carries out a mutation that lies in one chunk, and forces none.
     pub(super) async fn write_part(&self, part: Mutation) -> Result<()> {
-        self.take_back().await?;
+        // Where that fails now, only what is recorded as the surrogate's takes no write.
+        let _ = self.take_back().await;
         let chunk = self.chunk_of(part.extent().offset);
         self.popularity.lock().touch(chunk);
         match part.kind() {
@@ -180,9 +181,8 @@ impl Inner {
 
     /// Changes the source where the guest has asked for it. The caller holds the chunk.
     async fn change_source(&self, part: Mutation) -> Result<()> {
-        let chunk = self.chunk_of(part.extent().offset);
-        self.base.write(part).await?;
-        self.check_kept(chunk)
+        self.change_below(self.chunk_of(part.extent().offset))?;
+        self.base.write(part).await
     }
 
     /// Reads of the clean sectors go to the source from now on.
@@ -216,7 +216,9 @@ impl Inner {
         self.change_source(part).await?;
         let Some(found) = found else { return Ok(()) };
         if extent == whole {
-            return self.forget(found).await;
+            self.forget(found).await?;
+            // In the source it is not as the place has it.
+            return self.change_below(chunk);
         }
         let is_dirty = found.dirty.contains_any(self.sectors_of(extent));
         if is_discard {
@@ -243,6 +245,9 @@ impl Inner {
             let recorded = self.record.set(found.place..found.place + 1, SurrogateEntry::Clean).await;
             recorded.inspect_err(|error| self.fail(error))?;
             self.index.lock().places.retire(found.place);
+            if let Some(chunk) = self.index.lock().owner(found.place) {
+                self.left.lock().insert(chunk, found.place);
+            }
         }
         self.index.lock().release(found.place);
         Ok(())

@@ -20,6 +20,9 @@ pub(crate) trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     /// How many classes of states are counted.
     const CLASSES: usize;
 
+    /// Whether what has left the store was changed in the base, always. Then that alone is as the volume is.
+    const LEAVES_CHANGED: bool = false;
+
     /// As which of the classes it counts.
     fn class(self) -> usize;
 

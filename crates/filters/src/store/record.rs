@@ -15,8 +15,10 @@
 //! | a base that may have lost something | grains that have left the store since the last flush are *pinned*; no flush of the guest's succeeds any more |
 //! | a store that may have lost something | the durable map stays as it is; the store takes nothing more |
 //!
-//! A pinned grain is recorded as the durable map has it, whatever is true of it now: the store has its flushed bytes still. The policy
-//! takes it back ([`Record::restore`]) as soon as nobody is at it. Until then no change of it in the base is answered.
+//! A pinned grain that the guest has not changed since it left is recorded as the durable map has it: the store has its bytes still, and the
+//! base may have lost them. One that was changed there is in the base alone as the guest has it. The policy takes both back
+//! ([`Record::restore`]), the one as the store has it and the other as the base has it, as soon as nobody is at it. Until then no change of
+//! the first kind is taken in the base ([`Record::change_below`]).
 
 mod live;
 
@@ -102,6 +104,7 @@ impl<E: Entry> Record<E> {
             beside: (),
             behind: BTreeMap::new(),
             coming: BTreeMap::new(),
+            changed: BTreeSet::new(),
             pinned: BTreeMap::new(),
         };
         for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
@@ -160,9 +163,9 @@ impl<E: Entry> Record<E> {
             behind_next,
             has_pins,
         } = self;
-        let Live { map, beside: (), behind, coming, pinned } = live.into_inner();
+        let Live { map, beside: (), behind, coming, changed, pinned } = live.into_inner();
         let beside = make(&map)?;
-        let live = Mutex::new(Live { map, beside, behind, coming, pinned });
+        let live = Mutex::new(Live { map, beside, behind, coming, changed, pinned });
         Ok(Record {
             base,
             device,
@@ -196,6 +199,12 @@ impl<E: Entry, X> Record<E, X> {
     /// The grains that the durable map says the store has, and the running one does not.
     pub(crate) fn only_durable(&self) -> Vec<u64> {
         self.live.lock().only_durable()
+    }
+
+    /// What the durable map says of a grain.
+    pub(crate) fn durable_state(&self, grain: u64) -> E {
+        let body = self.live.lock().durable_body(grain / E::SECTOR_GRAINS);
+        E::of(&body, grain % E::SECTOR_GRAINS)
     }
 
     /// The same record that flushes by itself when a share of its map is behind: its memory stays in proportion.
@@ -302,7 +311,9 @@ impl<E: Entry, X> Record<E, X> {
         }
         if let Some(pinned) = live.pinned.get(&index) {
             for grain in 0..E::SECTOR_GRAINS {
-                if let Some(kept) = E::of(pinned, grain).taken_back(E::of(&body, grain)) {
+                if let Some(kept) = E::of(pinned, grain).taken_back(E::of(&body, grain))
+                    && !live.is_changed(first + grain)
+                {
                     kept.fill(&mut body, grain..grain + 1);
                 }
             }
@@ -407,11 +418,12 @@ impl<E: Entry, X> Record<E, X> {
     /// it, and so has the running map from here on.
     async fn pin(&self) {
         let _turn = self.turn.lock().await;
-        let sectors = self.live.lock().pin();
-        if sectors.is_empty() {
-            return;
-        }
-        self.has_pins.store(true, Ordering::Release);
+        let sectors = {
+            let mut live = self.live.lock();
+            let sectors = live.pin();
+            self.has_pins.store(!live.pinned.is_empty(), Ordering::Release);
+            sectors
+        };
         let written =
             self.write_map(Map::Running, &self.with_neighbours(sectors), |index| self.body_with(index, &[])).await;
         if let Err(error) = written {
@@ -442,17 +454,26 @@ impl<E: Entry, X> Record<E, X> {
         self.live.lock().first_pinned_run()
     }
 
-    /// Whether a grain of `run` is pinned.
-    pub(crate) fn is_pinned(&self, run: &Range<u64>) -> bool {
-        self.has_pins() && {
-            let live = self.live.lock();
-            run.clone().any(|grain| live.pinned_state(grain).is_some())
-        }
+    /// What becomes of a grain when it is taken back, if it is pinned.
+    pub(crate) fn pinned_state(&self, grain: u64) -> Option<E> {
+        self.live.lock().pinned_state(grain)
     }
 
-    /// Whether a grain is pinned with a state that `is_meant` picks.
-    pub(crate) fn has_pinned(&self, is_meant: impl Fn(E) -> bool) -> bool {
-        self.has_pins() && self.live.lock().all_pinned().any(|(_, state)| is_meant(state))
+    /// Whether a grain that has left the store is in the base as the volume is, and not as the store has it.
+    pub(crate) fn is_changed(&self, grain: u64) -> bool {
+        self.live.lock().is_changed(grain)
+    }
+
+    /// The guest is about to change `run` in the base, of which the caller has all.
+    ///
+    /// # Errors
+    /// A flush of the base has failed, and some of it is not taken back yet.
+    pub(crate) fn change_below(&self, run: Range<u64>) -> Result<()> {
+        if self.live.lock().change_below(run) {
+            return Ok(());
+        }
+        let context = format!("{} is taking back what its base may have lost there", self.device.name());
+        Err(Error::new(ErrorKind::Io, context))
     }
 
     /// Takes pinned grains back: `state`, which is recorded, is true of them. The caller has them alone.
@@ -465,12 +486,6 @@ impl<E: Entry, X> Record<E, X> {
     /// `grain` is pinned no more. What is true of it is to be recorded, if that is anything else.
     pub(crate) fn unpin(&self, grain: u64) {
         self.live.lock().unpin(grain);
-    }
-
-    /// The error of a change of the base that a failed flush may have undone.
-    pub(crate) fn may_be_undone(&self) -> Error {
-        let context = format!("a flush of what {} lies over has failed: this may be lost in it", self.device.name());
-        Error::new(ErrorKind::Io, context)
     }
 
     /// Whether what is durable is still promised.

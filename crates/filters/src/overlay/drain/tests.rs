@@ -210,26 +210,28 @@ async fn a_base_that_is_away_changes_nothing_of_an_overlay_that_is_drained_into_
 #[tokio::test]
 async fn what_the_base_may_have_lost_is_held_again_outlives_a_restart_and_is_drained_once_more() {
     let (plain, fault, delta, overlay, volume) = drained_into_failing().await;
+    // One grain is changed in the base.
+    volume.write(Mutation::data(Bytes(4096), Data::copy_of(&[7; 512]))).await.expect("memory takes it");
     flushes_fail(&fault, ErrorKind::Io);
     overlay.settle().await.expect_err("the base has failed");
     plain.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[1; 8192]))).await.expect("memory takes it");
     assert!(!overlay.is_empty(), "what was flushed is lost");
     assert_eq!(first_bytes(&volume).await, (5, 5));
     // Writes go on, over what is held and beside it, and a restart keeps them.
-    for at in [4096, 16384] {
-        volume.write(Mutation::data(Bytes(at), Data::copy_of(&[6; 4096]))).await.expect("memory takes it");
+    for at in [8192 - 512, 16384] {
+        volume.write(Mutation::data(Bytes(at), Data::copy_of(&[6; 512]))).await.expect("memory takes it");
     }
     let bytes = async |volume: &Device| {
         let read = volume.read(Bytes::ZERO, Buffer::unpooled(20480)).await.expect("memory answers");
-        [read[0], read[4096], read[16384]]
+        [read[0], read[4096], read[5000], read[8191], read[16384]]
     };
     let again = Overlay::open(Device::new("base", fault.clone()), delta, [1; 16]).await.expect("it opens");
-    assert_eq!(bytes(&Device::new("again", again)).await, [5, 6, 6]);
+    assert_eq!(bytes(&Device::new("again", again)).await, [5, 7, 5, 6, 6]);
     fault.clear();
     volume.flush().await.expect_err("a later flush proves nothing of what the guest has written");
     drain_all(&overlay).await;
     assert!(overlay.settle().await.expect("the base is well again"), "it cannot be taken away");
-    assert_eq!(bytes(&plain).await, [5, 6, 6]);
+    assert_eq!(bytes(&plain).await, [5, 7, 5, 6, 6]);
 }
 
 #[tokio::test]
