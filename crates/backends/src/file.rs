@@ -67,6 +67,9 @@ pub struct FileBackend {
     /// What addresses of buffers must be multiples of.
     memory_alignment: usize,
     sync_failure: Latch,
+    /// Somebody has made the file shorter than the volume. What was written behind its end is lost, whatever becomes of the
+    /// file later.
+    was_cut: AtomicBool,
     can: zeroes::Abilities,
     /// The last run of data that was found. Treating a hole as data is always safe, so writers need not update it.
     data_run: Mutex<Option<Extent>>,
@@ -325,8 +328,27 @@ impl FileBackend {
     async fn sync(&self) -> Result<()> {
         self.sync_failure.check(&self.path)?;
         self.executor.sync(&self.file).await.map_err(|error| self.sync_failed(error))?;
+        self.check_length()?;
         // A sync that failed meanwhile may have taken the report of what this one covers.
         self.sync_failure.check(&self.path)
+    }
+
+    /// Refuses to promise anything of a file that somebody has made shorter than the volume.
+    fn check_length(&self) -> Result<()> {
+        if self.is_block_device || self.advertised.is_some() {
+            return Ok(());
+        }
+        let size = self.geometry().size;
+        let is_short = || self.file.metadata().is_ok_and(|found| found.len() < size.0);
+        if !self.was_cut.load(Ordering::Acquire) && !is_short() {
+            return Ok(());
+        }
+        self.was_cut.store(true, Ordering::Release);
+        let context = format!(
+            "{} was made shorter than its {size} while it was in use, and what was written behind its end is lost",
+            self.path.display()
+        );
+        Err(Error::new(ErrorKind::Io, context))
     }
 }
 
@@ -391,7 +413,7 @@ impl BlockDevice for FileBackend {
 
     fn flush(&self) -> IoFuture<'_, ()> {
         match self.engine {
-            Engine::Memory => ready(Ok(())),
+            Engine::Memory => ready(self.check_length()),
             Engine::PageCache | Engine::Direct => Box::pin(self.sync()),
         }
     }

@@ -7,6 +7,7 @@
 mod executor;
 mod file;
 mod helper;
+mod image;
 mod in_place;
 mod lock;
 mod offload;
@@ -19,10 +20,11 @@ mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
+pub use image::{ImageError, ImageIdentity, ImageTimes};
 pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;
-pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
+pub use retire::{Retired, Retiring, SourceIdentity, Tombstone, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
-pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target};
+pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target, remove_unless_used};

@@ -7,7 +7,8 @@
 //! ```text
 //! byte     0  "TRANSHUME MOVED\n"
 //! byte    16  the epoch, a little-endian 64-bit number
-//! byte    24  zeroes up to byte 4096
+//! byte    24  the length of the volume's name, a little-endian 16-bit number, and the name
+//! byte   ...  zeroes up to byte 4096
 //! ```
 
 use std::fs::{File, Metadata};
@@ -23,7 +24,9 @@ use crate::QemuLocks;
 use crate::target::{DeviceIdentity, FileIdentity, TargetError, block_size_of, directory_of, sync_directory_of};
 
 const TOMBSTONE_MAGIC: &[u8; 16] = b"TRANSHUME MOVED\n";
-const TOMBSTONE_BYTES: usize = 4096;
+pub(crate) const TOMBSTONE_BYTES: usize = 4096;
+/// Where a tombstone names the volume.
+const TOMBSTONE_NAME: usize = 26;
 /// A file is deleted in steps of so many bytes, or more where that would take too many.
 const SHRINK_BYTES: u64 = 32 << 20;
 const SHRINK_STEPS_MAX: u64 = 256;
@@ -88,6 +91,38 @@ fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {
     found.file_type().is_block_device().then(|| DeviceIdentity::of(found))
 }
 
+/// What a retired block device says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// The epoch that ended with the move.
+    pub epoch: u64,
+    /// The volume that was moved away. Earlier versions did not name it.
+    pub volume: Option<String>,
+}
+
+impl Tombstone {
+    /// The tombstone that the first bytes of a block device are, if they are one.
+    #[must_use]
+    pub fn parse(first: &[u8]) -> Option<Self> {
+        let rest = first.strip_prefix(TOMBSTONE_MAGIC)?;
+        let epoch = u64::from_le_bytes(rest.get(..8)?.try_into().ok()?);
+        let length = usize::from(u16::from_le_bytes(rest.get(8..10)?.try_into().ok()?));
+        let name = first.get(TOMBSTONE_NAME..TOMBSTONE_NAME + length).filter(|name| !name.is_empty());
+        Some(Self { epoch, volume: name.map(|name| String::from_utf8_lossy(name).into_owned()) })
+    }
+
+    fn to_bytes(&self) -> [u8; TOMBSTONE_BYTES] {
+        let mut bytes = [0; TOMBSTONE_BYTES];
+        bytes[..16].copy_from_slice(TOMBSTONE_MAGIC);
+        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        let name = self.volume.as_deref().unwrap_or_default().as_bytes();
+        let length = name.len().min(TOMBSTONE_BYTES - TOMBSTONE_NAME);
+        bytes[24..TOMBSTONE_NAME].copy_from_slice(&u16::try_from(length).unwrap_or_default().to_le_bytes());
+        bytes[TOMBSTONE_NAME..TOMBSTONE_NAME + length].copy_from_slice(&name[..length]);
+        bytes
+    }
+}
+
 /// A source that is to be retired.
 #[derive(Clone, Copy, Debug)]
 pub struct Retiring<'a> {
@@ -99,13 +134,15 @@ pub struct Retiring<'a> {
     pub holder: Option<&'a Path>,
     /// The epoch under which it held the volume.
     pub epoch: u64,
+    /// What the volume is called, for a tombstone.
+    pub volume: Option<&'a str>,
 }
 
 impl<'a> Retiring<'a> {
     /// A source of which only its name is known.
     #[must_use]
     pub const fn by_name(path: &'a Path, epoch: u64) -> Self {
-        Self { path, identity: None, holder: None, epoch }
+        Self { path, identity: None, holder: None, epoch, volume: None }
     }
 
     /// Where it is, or was before it was renamed.
@@ -155,7 +192,8 @@ pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, Targ
         return Err(TargetError::InUse { path: real, holder: error.to_string() });
     }
     if found.is_some_and(|found| found.file_type().is_block_device()) {
-        return bury(&real, source.epoch, keep);
+        let tombstone = Tombstone { epoch: source.epoch, volume: source.volume.map(str::to_owned) };
+        return bury(&real, &tombstone, keep);
     }
     match rustix::fs::renameat_with(CWD, &real, CWD, &to, RenameFlags::NOREPLACE) {
         Ok(()) => {}
@@ -257,13 +295,11 @@ fn resolve(path: &Path) -> Result<PathBuf, TargetError> {
     Err(TargetError::os(path, "following", Errno::LOOP.into()))
 }
 
-fn bury(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
+fn bury(path: &Path, tombstone: &Tombstone, keep: &Path) -> Result<Retired, TargetError> {
     let attempt = |error| TargetError::os(path, "marking", error);
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let kept = keep.join(format!("{name}.moved-{epoch}.blocks"));
-    let mut tombstone = [0; TOMBSTONE_BYTES];
-    tombstone[..16].copy_from_slice(TOMBSTONE_MAGIC);
-    tombstone[16..24].copy_from_slice(&epoch.to_le_bytes());
+    let kept = keep.join(format!("{name}.moved-{}.blocks", tombstone.epoch));
+    let tombstone = tombstone.to_bytes();
 
     let file = File::options().read(true).write(true).open(path).map_err(attempt)?;
     let last = block_size_of(&file).map_err(attempt)?.saturating_sub(TOMBSTONE_BYTES as u64);

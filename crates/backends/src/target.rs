@@ -15,6 +15,7 @@ use block::Bytes;
 use env::Env;
 use serde::{Deserialize, Serialize};
 
+use crate::image::{ImageIdentity, mark, marked_epoch, unmark};
 use crate::lock::{SERVER_BYTE, Strength, describe_holder, try_lock};
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
@@ -26,6 +27,8 @@ pub(crate) use identity::{DeviceIdentity, FileIdentity};
 /// files until it runs, and a dead one its last requests' files.
 const IN_USE_WAIT: Duration = Duration::from_millis(500);
 const IN_USE_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a target that is to be taken back may be in use: our own last requests keep it for a moment.
+const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// What is asked of a target.
 #[derive(Clone, Debug)]
@@ -70,6 +73,9 @@ pub struct PreparedTarget {
     /// Of a block device: the name of its node says nothing. Older records have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block_device: Option<DeviceIdentity>,
+    /// The directory of a file. While it is there, a file that is not was deleted. Older records have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<FileIdentity>,
 }
 
 impl PreparedTarget {
@@ -77,7 +83,21 @@ impl PreparedTarget {
     /// the same name.
     #[must_use]
     pub const fn elsewhere(spec: BackendSpec, origin: TargetOrigin, reads_zero: bool, number: u64) -> Self {
-        Self { spec, origin, reads_zero, identity: FileIdentity::numbered(number), block_device: None }
+        let identity = FileIdentity::numbered(number);
+        Self { spec, origin, reads_zero, identity, block_device: None, directory: None }
+    }
+
+    /// The file `found`, which came to be so and reads as zeroes.
+    fn file(spec: &BackendSpec, origin: TargetOrigin, found: &Metadata) -> Self {
+        let directory = std::fs::metadata(directory_of(spec.path())).ok();
+        Self {
+            spec: spec.clone(),
+            origin,
+            reads_zero: true,
+            identity: FileIdentity::of(found),
+            block_device: None,
+            directory: directory.as_ref().map(FileIdentity::of),
+        }
     }
 
     /// The number of its file, or the one that it was given [elsewhere](Self::elsewhere).
@@ -86,15 +106,23 @@ impl PreparedTarget {
         self.identity.number()
     }
 
+    /// What it is as the image of a volume of `size`. Older records of a block device do not say.
+    #[must_use]
+    pub fn image(&self, size: Bytes) -> Option<ImageIdentity> {
+        let is_known = self.origin != TargetOrigin::BlockDevice || self.block_device.is_some();
+        is_known.then(|| ImageIdentity::new(self.identity.clone(), self.block_device.clone(), size))
+    }
+
     /// Whether the target's name still leads to what was prepared.
     ///
     /// # Errors
-    /// When the file was deleted, or another file or block device has its name.
+    /// `Replaced` when it was deleted, or another file or block device has its name. `Away` when it is not there and nobody
+    /// can tell why, as while its file system is not mounted.
     pub fn check(&self) -> Result<(), TargetError> {
         let path = self.spec.path();
         match std::fs::metadata(path) {
             Ok(found) => self.require(&found),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(self.replaced()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(self.missing()),
             Err(error) => Err(TargetError::os(path, "looking at", error)),
         }
     }
@@ -112,41 +140,134 @@ impl PreparedTarget {
             (None, TargetOrigin::BlockDevice) => is_block_device,
             (None, _) => self.identity.is_still(found),
         };
-        if is_same { Ok(()) } else { Err(self.replaced()) }
+        match is_same {
+            true => Ok(()),
+            false if is_block_device => Err(self.replaced()),
+            false => Err(self.missing()),
+        }
+    }
+
+    /// Why what was prepared does not have its name.
+    fn missing(&self) -> TargetError {
+        let path = self.spec.path();
+        let directory = std::fs::metadata(directory_of(path)).ok();
+        let is_directory_there = directory.is_some_and(|found| match &self.directory {
+            Some(directory) => directory.is_still(&found),
+            None => self.origin != TargetOrigin::BlockDevice && self.identity.is_on_device_of(&found),
+        });
+        match is_directory_there {
+            true => self.replaced(),
+            false => TargetError::Away { path: path.to_owned() },
+        }
     }
 
     fn replaced(&self) -> TargetError {
         TargetError::Replaced { path: self.spec.path().to_owned() }
     }
 
-    /// Takes back what was prepared. A created file is removed, an existing one is left empty, a block device is left
-    /// as it is. A file that was replaced meanwhile is not touched. Doing it twice does no harm.
+    /// Marks a file as what holds the volume called `volume` from `epoch` on, so that an older record of the move is told
+    /// from the newest. A block device keeps no mark, and neither does a file that is another by now.
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn discard(&self) -> Result<(), TargetError> {
+    pub fn mark(&self, epoch: u64, volume: &str) -> Result<(), TargetError> {
         let path = self.spec.path();
-        let found = match std::fs::metadata(path) {
-            Ok(found) => found,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(TargetError::os(path, "looking at", error)),
-        };
-        if !self.identity.is_still(&found) {
+        if self.origin == TargetOrigin::BlockDevice {
+            return Ok(());
+        }
+        let attempt = |error| TargetError::os(path, "marking", error);
+        let file = File::open(path).map_err(attempt)?;
+        if !self.identity.is_still(&file.metadata().map_err(attempt)?) {
+            return Ok(());
+        }
+        mark(&file, epoch, volume).and_then(|()| file.sync_all()).map_err(attempt)
+    }
+
+    /// The epoch under which a move was committed to it since it was prepared, if one was.
+    #[must_use]
+    pub fn committed_epoch(&self) -> Option<u64> {
+        let file = File::open(self.spec.path()).ok()?;
+        self.check_open(&file).ok()?;
+        marked_epoch(&file)
+    }
+
+    /// Takes back what was prepared. A created file is removed, an existing one is left empty, a block device is left
+    /// as it is. A file that was replaced meanwhile, or that a finished move has marked as a volume's, is not touched. Doing it twice does no harm.
+    ///
+    /// # Errors
+    /// `InUse` when somebody else has it, which stays as it is; what the operating system says.
+    pub fn discard(&self) -> Result<(), TargetError> {
+        if self.origin == TargetOrigin::BlockDevice {
+            return Ok(());
+        }
+        let path = self.spec.path();
+        let is_ours = |found: &Metadata| self.identity.is_still(found);
+        let Some((file, _locks)) = lock_unless_gone(path, &is_ours)? else { return Ok(()) };
+        if marked_epoch(&file).is_some() {
+            tracing::warn!(path = %path.display(), "a target that holds a volume by now is left as it is");
             return Ok(());
         }
         match self.origin {
-            TargetOrigin::Created => {
-                std::fs::remove_file(path).map_err(|error| TargetError::os(path, "removing", error))?;
-                sync_directory_of(path)
-            }
+            TargetOrigin::Created => remove(path),
             TargetOrigin::WasEmpty | TargetOrigin::Overwritten => {
-                let file = File::options().write(true).open(path);
-                let emptied = file.and_then(|file| file.set_len(0));
-                emptied.map_err(|error| TargetError::os(path, "emptying", error))
+                file.set_len(0).map_err(|error| TargetError::os(path, "emptying", error))
             }
             TargetOrigin::BlockDevice => Ok(()),
         }
     }
+
+    /// The same, waiting a moment for what our own requests keep.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn discard_once_free(&self, env: &dyn Env) -> Result<(), TargetError> {
+        let start = env.now();
+        loop {
+            match in_place(|| self.discard()) {
+                Err(TargetError::InUse { .. }) if env.now() - start < DISCARD_WAIT => env.sleep(IN_USE_INTERVAL).await,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Removes the file at `path`, if there is one and nobody has it locked.
+///
+/// # Errors
+/// `InUse` when somebody has it, which stays as it is; what the operating system says.
+pub fn remove_unless_used(path: &Path) -> Result<(), TargetError> {
+    match lock_unless_gone(path, &Metadata::is_file)? {
+        Some(_locked) => remove(path),
+        None => Ok(()),
+    }
+}
+
+/// Opens the file at `path` and locks everybody else out, for as long as what is given is kept. None if there is no such
+/// file, or it is not `meant`.
+fn lock_unless_gone(path: &Path, meant: &dyn Fn(&Metadata) -> bool) -> Result<Option<(File, QemuLocks)>, TargetError> {
+    let looking = |error| TargetError::os(path, "looking at", error);
+    match std::fs::metadata(path) {
+        Ok(found) if meant(&found) => {}
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(looking(error)),
+    }
+    let file = match File::options().read(true).write(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(TargetError::opening(path, error)),
+    };
+    let locks = lock_others_out(path, &file)?;
+    // Under the locks the name leads to it, or to something else.
+    let opened = file.metadata().map_err(looking)?;
+    let is_named =
+        std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()));
+    Ok((is_named && meant(&opened)).then_some((file, locks)))
+}
+
+fn remove(path: &Path) -> Result<(), TargetError> {
+    std::fs::remove_file(path).map_err(|error| TargetError::os(path, "removing", error))?;
+    sync_directory_of(path)
 }
 
 /// Makes a target ready. A file is created as long as the volume, without allocating anything, with the source's owner,
@@ -188,6 +309,7 @@ fn attempt(request: &TargetRequest<'_>) -> Result<PreparedTarget, TargetError> {
             reads_zero: false,
             identity: FileIdentity::of(&found),
             block_device: Some(DeviceIdentity::of(&found)),
+            directory: None,
         });
     }
     if !found.is_file() {
@@ -208,18 +330,14 @@ fn reuse(
     let path = request.spec.path();
     let file = File::options().read(true).write(true).open(path);
     let file = file.map_err(|error| TargetError::opening(path, error))?;
-    refuse_if_in_use(path, &file)?;
+    let _locks = lock_others_out(path, &file)?;
     check_space(path, &file, request.size, source, Bytes(found.blocks() * 512))?;
     check_alignment(request, &file)?;
-    let emptied = file.set_len(0).and_then(|()| file.set_len(request.size.0)).and_then(|()| file.sync_all());
+    let emptied = file.set_len(0).and_then(|()| file.set_len(request.size.0));
+    let emptied = emptied.and_then(|()| unmark(&file)).and_then(|()| file.sync_all());
     emptied.map_err(|error| TargetError::os(path, "emptying", error))?;
-    Ok(PreparedTarget {
-        spec: request.spec.clone(),
-        origin: if found.len() == 0 { TargetOrigin::WasEmpty } else { TargetOrigin::Overwritten },
-        reads_zero: true,
-        identity: FileIdentity::of(found),
-        block_device: None,
-    })
+    let origin = if found.len() == 0 { TargetOrigin::WasEmpty } else { TargetOrigin::Overwritten };
+    Ok(PreparedTarget::file(request.spec, origin, found))
 }
 
 fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<PreparedTarget, TargetError> {
@@ -252,13 +370,7 @@ fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Prep
         file.metadata().map_err(attempt)
     };
     match finish() {
-        Ok(made) => Ok(PreparedTarget {
-            spec: request.spec.clone(),
-            origin: TargetOrigin::Created,
-            reads_zero: true,
-            identity: FileIdentity::of(&made),
-            block_device: None,
-        }),
+        Ok(made) => Ok(PreparedTarget::file(request.spec, TargetOrigin::Created, &made)),
         Err(error) => {
             if let Err(leftover) = std::fs::remove_file(path) {
                 tracing::warn!(path = %path.display(), %leftover, "a target that cannot be used was left behind");
@@ -268,13 +380,17 @@ fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Prep
     }
 }
 
-fn refuse_if_in_use(path: &Path, file: &File) -> Result<(), TargetError> {
+/// Locks everybody else out of what is open as `file`, until both are dropped.
+fn lock_others_out(path: &Path, file: &File) -> Result<QemuLocks, TargetError> {
     let in_use = |holder: String| TargetError::InUse { path: path.to_owned(), holder };
     let locked = try_lock(file, SERVER_BYTE, Strength::Exclusive);
     if !locked.map_err(|error| TargetError::os(path, "locking", error))? {
         return Err(in_use(describe_holder(file, SERVER_BYTE)));
     }
-    QemuLocks::take(path).map(drop).map_err(|error| in_use(error.context().to_owned()))
+    QemuLocks::take(path).map_err(|error| match error.kind() {
+        block::ErrorKind::Busy => in_use(error.context().to_owned()),
+        _ => TargetError::Os(error),
+    })
 }
 
 /// Copies who else may open the source: its access control list and its SELinux label. A file system that keeps neither

@@ -2,6 +2,9 @@
 //!
 //! In memory `SEEK_HOLE` goes from page to page and keeps writers out meanwhile: 10 ms for a GiB without a hole. So a
 //! file that is allocated whole is not asked. It may read as zeroes in places, which a reader sees.
+//!
+//! What lies behind the end of a file is a hole only where the volume may be longer than its file. Otherwise those bytes
+//! are lost: they are data that cannot be read, so that nobody takes them for zeroes.
 
 use std::fs::File;
 use std::io;
@@ -49,10 +52,11 @@ impl FileBackend {
         let file = Arc::clone(&self.file);
         let unit = u64::from(self.geometry.request_alignment);
         let is_in_memory = self.engine == Engine::Memory;
+        let may_be_short = self.advertised.is_some();
         Box::pin(async move {
             let look = move || match is_in_memory && is_allocated(&file, extent)? {
                 true => Ok(all_data(extent)),
-                false => find(&file, extent, unit),
+                false => find(&file, extent, unit, may_be_short),
             };
             let outcome = self.executor.run(look).await;
             let found = outcome.map_err(|error| self.failed(error, "looking for holes in", extent))?;
@@ -93,17 +97,29 @@ fn next_hole(file: &File, offset: Bytes) -> io::Result<Bytes> {
     }
 }
 
-/// Pieces begin and end at multiples of `unit`, so that each can be read as it is.
-fn find(file: &File, extent: Extent, unit: u64) -> io::Result<Found> {
+fn end_of(file: &File) -> io::Result<Bytes> {
+    file.metadata().map(|found| Bytes(found.len()))
+}
+
+/// Pieces begin and end at multiples of `unit`, so that each can be read as it is. Behind the end of a file that may not be
+/// shorter than its volume nothing is a hole.
+fn find(file: &File, extent: Extent, unit: u64, may_be_short: bool) -> io::Result<Found> {
     let mut found = Found { pieces: Vec::new(), data_run: None };
     let mut next = extent.offset;
     while next < extent.end() && found.pieces.len() < PIECES_MAX {
-        let data = next_data(file, next)?.map_or(extent.end(), |data| data.align_down(unit).clamp(next, extent.end()));
+        let data = match next_data(file, next)? {
+            None if !may_be_short && end_of(file)? < extent.end() => end_of(file)?.align_down(unit),
+            data => data.map_or(extent.end(), |data| data.align_down(unit)),
+        };
+        let data = data.clamp(next, extent.end());
         if data > next {
             found.pieces.push(ExtentStatus { extent: Extent::between(next, data), state: ExtentState::Hole });
         }
         if data < extent.end() {
-            let hole = next_hole(file, data)?.max(data + Bytes(1)).align_up(unit);
+            let mut hole = next_hole(file, data)?.max(data + Bytes(1)).align_up(unit);
+            if !may_be_short && hole < extent.end() && hole >= end_of(file)? {
+                hole = extent.end();
+            }
             let run = Extent::between(data, hole);
             let part = Extent::between(data, hole.min(extent.end()));
             found.pieces.push(ExtentStatus { extent: part, state: ExtentState::Data });

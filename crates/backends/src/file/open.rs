@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use block::{BLOCK_BYTES, Bytes, Error, ErrorKind, Geometry, Result};
@@ -198,6 +198,7 @@ impl FileBackend {
             geometry,
             memory_alignment: alignment.memory as usize,
             sync_failure: Latch::default(),
+            was_cut: AtomicBool::new(false),
             can: zeroes::Abilities::default(),
             data_run: Mutex::new(None),
         })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use block::Bytes;
 
-use super::{TargetError, TargetRequest, refuse_if_in_use, refuse_misaligned};
+use super::{TargetError, TargetRequest, lock_others_out, refuse_misaligned};
 
 /// How much is looked at, at the start, at the end and at places between, to see whether a block device is empty:
 /// every partition table and file system has something there.
@@ -34,7 +34,7 @@ pub(super) fn check(request: &TargetRequest<'_>, found: &Metadata) -> Result<(),
         }
         Err(error) => return Err(TargetError::opening(path, error)),
     };
-    refuse_if_in_use(path, &file)?;
+    let _locks = lock_others_out(path, &file)?;
     let attempt = |error| TargetError::os(path, "looking at", error);
     let size = Bytes(block_size_of(&file).map_err(attempt)?);
     if size < request.size {

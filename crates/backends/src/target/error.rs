@@ -79,6 +79,11 @@ pub enum TargetError {
         /// The target.
         path: PathBuf,
     },
+    /// It is not there, and nobody can tell whether it was deleted.
+    Away {
+        /// The target.
+        path: PathBuf,
+    },
     /// The name of a source that is to be put away leads to something else by now.
     OtherSource {
         /// The name.
@@ -112,7 +117,7 @@ impl TargetError {
             Self::ReadOnly { .. } => ErrorKind::ReadOnly,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::InUse { .. } => ErrorKind::Busy,
-            Self::NoDirectory { .. } => ErrorKind::NotFound,
+            Self::NoDirectory { .. } | Self::Away { .. } => ErrorKind::NotFound,
             Self::Sectors { .. } => ErrorKind::Misaligned,
             Self::Os(error) => error.kind(),
             Self::SameAsSource { .. }
@@ -173,6 +178,9 @@ impl fmt::Display for TargetError {
             }
             Self::Replaced { path } => {
                 write!(out, "somebody has deleted or replaced {} during the move: move again", path.display())
+            }
+            Self::Away { path } => {
+                write!(out, "{} is not there: mount its file system, or attach its device", path.display())
             }
             Self::OtherSource { path } => {
                 write!(out, "{} is not what was moved any more and is left as it is", path.display())

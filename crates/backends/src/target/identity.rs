@@ -54,12 +54,17 @@ impl FileIdentity {
         self.inode
     }
 
+    /// Whether `found`, a directory, is on the file system where that file was, as far as this boot can tell.
+    pub(crate) fn is_on_device_of(&self, found: &Metadata) -> bool {
+        self.device == found.dev() && (self.boot.is_none() || self.boot == this_boot())
+    }
+
     /// Whether `found` is that file.
     pub(crate) fn is_still(&self, found: &Metadata) -> bool {
         self.is(&Self::of(found))
     }
 
-    fn is(&self, now: &Self) -> bool {
+    pub(crate) fn is(&self, now: &Self) -> bool {
         let is_later_boot = self.boot.is_some() && self.boot != now.boot;
         let has_number = self.device == now.device || (is_later_boot && self.born_ns.is_some());
         has_number && (self.inode, self.born_ns) == (now.inode, now.born_ns)
@@ -89,10 +94,24 @@ impl DeviceIdentity {
         let is_it = match (&self.serial, &now.serial) {
             (Some(before), Some(now)) => before == now,
             // It says nothing of itself: only as long as the kernel has not let go of it.
-            (None, None) => self.boot == now.boot && (self.number, self.sequence) == (now.number, now.sequence),
-            _ => false,
+            (None, _) => self.is_kept_by_kernel(now),
+            (Some(_), None) => false,
         };
         is_it && now.size >= self.size
+    }
+
+    fn is_kept_by_kernel(&self, now: &Self) -> bool {
+        self.boot == now.boot && (self.number, self.sequence) == (now.number, now.sequence)
+    }
+
+    /// Whether a volume that was in this device may be in `now`. After a boot a device that says nothing of itself is told by
+    /// its size alone: a volume cannot do without its disk because of that.
+    pub(crate) fn holds_the_same(&self, now: &Self) -> bool {
+        let is_later_boot = self.boot != now.boot;
+        match (&self.serial, &now.serial) {
+            (None, _) if is_later_boot => self.size == now.size,
+            _ => self.is(now),
+        }
     }
 }
 
@@ -109,8 +128,16 @@ fn serial_of(number: u64) -> Option<String> {
             let start = attribute("start").unwrap_or_default();
             Some(format!("{}, partition {partition} at {start}", first("../")?))
         }
-        None => first(""),
+        None => first("").or_else(|| file_behind(number)),
     }
+}
+
+/// The file that a loop device shows, and from where on.
+fn file_behind(number: u64) -> Option<String> {
+    let file = std::fs::metadata(sys_attribute(number, "loop/backing_file")?).ok()?;
+    let offset = sys_attribute(number, "loop/offset")?;
+    let born = file.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok())?;
+    Some(format!("file {} of {} from {offset}", file.ino(), born.as_nanos()))
 }
 
 fn this_boot() -> Option<String> {
@@ -152,9 +179,14 @@ mod tests {
         assert!(!known.is(&DeviceIdentity { size: 2048, ..known.clone() }));
         assert!(!known.is(&DeviceIdentity { serial: Some("wwid naa.2".to_owned()), ..known.clone() }));
         assert!(!known.is(&DeviceIdentity { serial: None, ..known.clone() }));
-        let silent = DeviceIdentity { serial: None, ..known };
+        assert!(!known.holds_the_same(&DeviceIdentity { serial: Some("wwid naa.2".to_owned()), ..known.clone() }));
+        let silent = DeviceIdentity { serial: None, ..known.clone() };
+        assert!(silent.is(&known), "an older program did not look for what it says of itself");
         assert!(silent.is(&silent.clone()));
         assert!(!silent.is(&DeviceIdentity { sequence: Some(4), ..silent.clone() }), "another one was attached there");
-        assert!(!silent.is(&DeviceIdentity { boot: Some("b".to_owned()), ..silent.clone() }));
+        let later = DeviceIdentity { boot: Some("b".to_owned()), number: 16, ..silent.clone() };
+        assert!(!silent.is(&later) && silent.holds_the_same(&later));
+        assert!(!silent.holds_the_same(&DeviceIdentity { size: 8192, ..later }), "its size is all that is known of it");
+        assert!(!silent.holds_the_same(&DeviceIdentity { sequence: Some(4), ..silent.clone() }));
     }
 }

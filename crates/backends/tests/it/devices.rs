@@ -256,3 +256,39 @@ async fn coarser_requests_than_the_file_needs_may_be_asked_for_where_the_size_is
         assert_eq!(written.is_ok(), alignment == 1, "{written:?}");
     }
 }
+
+#[tokio::test]
+async fn what_lies_behind_the_end_of_a_file_that_was_cut_is_no_hole() {
+    let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+    let disk = directory();
+    for (cache, place) in
+        [(CacheMode::Direct, disk.path()), (CacheMode::Page, disk.path()), (CacheMode::Auto, memory.path())]
+    {
+        for length in [0, 4096, (1 << 20) + 512, 3 << 20] {
+            let path = place.join(format!("{}-{length}", cache.name()));
+            file_of(&path, 4 << 20);
+            let backend = open(&path, cache, &OpenOptions::default()).await;
+            let device = device(&backend);
+            device.write(data(2 << 20, 65536, 1)).await.expect("written");
+            device.flush().await.expect("flushed");
+            let file = std::fs::File::options().write(true).open(&path).expect("it opens");
+            file.set_len(length).expect("cut");
+            let mut at = Bytes::ZERO;
+            while at < Bytes::mib(4) {
+                let pieces = device.extents(Extent::between(at, Bytes::mib(4))).await.expect("described");
+                for piece in pieces {
+                    let is_lost = piece.extent.end().0 > length;
+                    assert!(!is_lost || piece.state == ExtentState::Data, "{piece:?} is none of {length} bytes");
+                    at = piece.extent.end();
+                }
+            }
+            read(&device, 3 << 20, 65536).await.expect_err("it is lost");
+            let error = device.flush().await.expect_err("what was written is lost");
+            assert!(error.context().contains("was made shorter"), "{error}");
+            // What is written to its end does not bring back what was before.
+            file.set_len(4 << 20).expect("extended");
+            backend.forget_failed_sync();
+            device.flush().await.expect_err("what was written is lost for good");
+        }
+    }
+}

@@ -251,7 +251,7 @@ fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
     std::fs::write(&target, b"live").expect("written");
     symlink("source", &link).expect("a symlink");
     let identity = SourceIdentity::of(&std::fs::File::open(&link).expect("opened"), &link).expect("looked");
-    let known = Retiring { path: &link, identity: Some(&identity), holder: Some(&target), epoch: 7 };
+    let known = Retiring { path: &link, identity: Some(&identity), holder: Some(&target), epoch: 7, volume: None };
 
     // What a configuration hook does.
     std::fs::remove_file(&link).expect("removed");
@@ -265,7 +265,7 @@ fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
 
     // A VM that runs on it keeps it.
     let identity = SourceIdentity::of(&std::fs::File::open(&target).expect("opened"), &target).expect("looked");
-    let used = Retiring { path: &target, identity: Some(&identity), holder: None, epoch: 7 };
+    let used = Retiring { path: &target, identity: Some(&identity), holder: None, epoch: 7, volume: None };
     let locks = QemuLocks::take(&target).expect("free");
     let error = retire_source(&used, directory.path()).expect_err("put a running VM's image away");
     assert!(matches!(error, TargetError::InUse { .. }), "{error}");
@@ -274,7 +274,7 @@ fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
     // Another file has the source's own name: it is left, and what was renamed before is found all the same.
     std::fs::write(&source, b"old").expect("written");
     let identity = SourceIdentity::of(&std::fs::File::open(&source).expect("opened"), &source).expect("looked");
-    let known = Retiring { path: &source, identity: Some(&identity), holder: Some(&target), epoch: 8 };
+    let known = Retiring { path: &source, identity: Some(&identity), holder: Some(&target), epoch: 8, volume: None };
     std::fs::rename(&source, path("elsewhere")).expect("renamed");
     symlink("target", &source).expect("a symlink");
     let error = retire_source(&known, directory.path()).expect_err("put another file away");
@@ -317,4 +317,81 @@ fn a_retired_block_device_has_a_tombstone_and_can_be_restored() {
     assert!(matches!(retired, Retired::BlockDevice { .. }));
     retired.restore().expect("restored");
     assert_eq!(std::fs::read(&device.path).expect("readable"), bytes);
+}
+
+#[tokio::test]
+async fn a_target_that_somebody_has_locked_is_not_taken_back() {
+    let directory = directory();
+    for (name, is_there) in [("created", false), ("overwritten", true)] {
+        let target = directory.path().join(name);
+        if is_there {
+            std::fs::write(&target, b"old").expect("written");
+        }
+        let prepared = prepare(&target, None, true).await.expect("a good target");
+        // What `qemu-img convert` and a VM do, while the daemon is away: the same inode, with other bytes.
+        std::fs::write(&target, vec![7; 1 << 20]).expect("written");
+        let locks = QemuLocks::take(&target).expect("nobody has it");
+        let error = prepared.discard().expect_err("a VM runs on it");
+        assert!(matches!(error, TargetError::InUse { .. }), "{error}");
+        assert!(prepared.discard_once_free(&RealEnv::new()).await.is_err(), "a VM runs on it still");
+        drop(locks);
+        let served = FileBackend::open(&BackendSpec::file(&target), &OpenOptions::default(), &RealEnv::new()).await;
+        let served = served.expect("it opens");
+        assert!(matches!(prepared.discard(), Err(TargetError::InUse { .. })), "another daemon serves it");
+        assert_eq!(std::fs::read(&target).expect("there"), vec![7; 1 << 20]);
+        drop(served);
+        prepared.discard().expect("nobody has it");
+        assert_eq!(std::fs::metadata(&target).ok().map(|found| found.len()), is_there.then_some(0));
+    }
+}
+
+#[tokio::test]
+async fn of_two_moves_to_one_target_the_loser_leaves_it_to_the_winner() {
+    let directory = directory();
+    let target = directory.path().join("target");
+    std::fs::write(&target, b"old").expect("written");
+    let (winner, loser) = (prepare(&target, None, true).await, prepare(&target, None, true).await);
+    let (winner, loser) = (winner.expect("a good target"), loser.expect("nobody has opened it yet"));
+    let served = FileBackend::open(&winner.spec, &OpenOptions::default(), &RealEnv::new()).await.expect("it opens");
+    served.check_is(&winner).expect("it is the winner's");
+    std::fs::write(&target, vec![7; 1 << 20]).expect("copied");
+    assert!(matches!(loser.discard_once_free(&RealEnv::new()).await, Err(TargetError::InUse { .. })));
+    assert_eq!(std::fs::read(&target).expect("there"), vec![7; 1 << 20]);
+}
+
+#[tokio::test]
+async fn a_target_that_is_not_there_was_deleted_only_if_its_directory_is() {
+    let directory = directory();
+    let (mounted, away) = (directory.path().join("mounted"), directory.path().join("away"));
+    std::fs::create_dir(&mounted).expect("a directory");
+    let target = mounted.join("target");
+    let prepared = prepare(&target, None, false).await.expect("a good target");
+    std::fs::rename(&mounted, &away).expect("unmounted");
+    assert!(matches!(prepared.check(), Err(TargetError::Away { .. })));
+    // What lies under a mount point.
+    std::fs::create_dir(&mounted).expect("a directory");
+    assert!(matches!(prepared.check(), Err(TargetError::Away { .. })));
+    std::fs::write(&target, b"other").expect("written");
+    assert!(matches!(prepared.check(), Err(TargetError::Away { .. })));
+    prepared.discard().expect("another file is left alone");
+    assert_eq!(std::fs::read(&target).expect("there"), b"other");
+    std::fs::remove_dir_all(&mounted).expect("removed");
+    std::fs::rename(&away, &mounted).expect("mounted");
+    prepared.check().expect("it is there again");
+    std::fs::remove_file(&target).expect("deleted");
+    assert!(matches!(prepared.check(), Err(TargetError::Replaced { .. })));
+}
+
+#[tokio::test]
+async fn a_target_that_holds_a_volume_by_now_is_not_taken_back() {
+    let directory = directory();
+    let target = directory.path().join("target");
+    let prepared = prepare(&target, None, false).await.expect("a good target");
+    assert_eq!(prepared.committed_epoch(), None);
+    prepared.mark(8, "web1").expect("marked");
+    assert_eq!(prepared.committed_epoch(), Some(8));
+    prepared.discard().expect("it is left alone");
+    assert!(target.exists());
+    let again = prepare(&target, None, true).await.expect("it may be overwritten");
+    assert_eq!(again.committed_epoch(), None, "the mark of an earlier move is believed");
 }

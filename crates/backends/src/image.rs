@@ -1,0 +1,283 @@
+//! Which file or block device holds a volume, and what it says of moves: its name says neither.
+//!
+//! | what | of | says |
+//! |---|---|---|
+//! | [`ImageIdentity`] | both | whether it still is what the volume's record names |
+//! | [`ImageTimes`] | a file | whether anybody has changed it since they were noted |
+//! | [`Tombstone`] | a block device | that its volume was moved away |
+//! | the attribute `user.transhume` | a file | the move that has brought a volume into it |
+
+use std::fmt;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Result};
+use rustix::fs::XattrFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::FileBackend;
+use crate::retire::{TOMBSTONE_BYTES, Tombstone};
+use crate::target::{DeviceIdentity, FileIdentity, block_size_of};
+
+/// The attribute of a file that a move has brought a volume into: the epoch, a space, and the volume's name.
+const MARK: &str = "user.transhume";
+const MARK_BYTES_MAX: usize = 512;
+
+/// The identity of the file or block device that holds a volume, wherever its name leads later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageIdentity {
+    file: FileIdentity,
+    /// Of a block device: the name of its node says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block_device: Option<DeviceIdentity>,
+    /// How long it is at least, in bytes.
+    size: u64,
+}
+
+/// When a file was changed last, by the clock of its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageTimes {
+    modified_ns: i64,
+    changed_ns: i64,
+}
+
+/// Why a file or block device is not what a volume's record names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// Another one has its name.
+    Another,
+    /// Somebody has made it shorter.
+    Shorter {
+        /// How long it was.
+        was: Bytes,
+        /// How long it is.
+        is: Bytes,
+    },
+    /// It carries the tombstone of a volume that was moved away.
+    Moved {
+        /// The epoch that ended with the move.
+        epoch: u64,
+    },
+    /// A move has made it the volume under a newer epoch than the record says.
+    Newer {
+        /// The epoch that began with the move.
+        epoch: u64,
+    },
+}
+
+impl ImageError {
+    /// What an error of opening says of the image, if that is what it is about.
+    #[must_use]
+    pub fn of(error: &Error) -> Option<&Self> {
+        std::error::Error::source(error)?.downcast_ref()
+    }
+
+    /// The same as an error about `path`.
+    #[must_use]
+    pub fn about(self, path: &Path) -> Error {
+        let kind = match self {
+            Self::Another | Self::Shorter { .. } => ErrorKind::Invalid,
+            Self::Moved { .. } | Self::Newer { .. } => ErrorKind::Fenced,
+        };
+        Error::new(kind, path.display().to_string()).with_source(self)
+    }
+}
+
+impl fmt::Display for ImageError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Another => {
+                out.write_str("another file or block device has this name now than the one that was served")
+            }
+            Self::Shorter { was, is } => write!(out, "it had {was} and has {is}: somebody has made it shorter"),
+            Self::Moved { epoch } => {
+                write!(out, "its volume was moved away: it carries the tombstone of epoch {epoch}")
+            }
+            Self::Newer { epoch } => {
+                write!(
+                    out,
+                    "a move made it the volume under epoch {epoch}, which this state directory does not know of"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for ImageError {}
+
+impl ImageIdentity {
+    pub(crate) const fn new(file: FileIdentity, block_device: Option<DeviceIdentity>, size: Bytes) -> Self {
+        Self { file, block_device, size: size.0 }
+    }
+
+    /// Of what is open as `file`.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        let found = file.metadata()?;
+        let is_block_device = found.file_type().is_block_device();
+        let size = if is_block_device { block_size_of(file)? } else { found.len() };
+        Ok(Self {
+            file: FileIdentity::of(&found),
+            block_device: is_block_device.then(|| DeviceIdentity::of(&found)),
+            size,
+        })
+    }
+
+    /// Whether `now` is the same file or block device. It may have grown.
+    ///
+    /// # Errors
+    /// It is another one, or shorter.
+    pub fn check(&self, now: &Self) -> std::result::Result<(), ImageError> {
+        let is_same = match (&self.block_device, &now.block_device) {
+            (None, None) => self.file.is(&now.file),
+            (Some(before), Some(now)) => before.holds_the_same(now),
+            _ => false,
+        };
+        if !is_same {
+            return Err(ImageError::Another);
+        }
+        if now.size < self.size {
+            return Err(ImageError::Shorter { was: Bytes(self.size), is: Bytes(now.size) });
+        }
+        Ok(())
+    }
+
+    /// Whether the name `path` leads to it.
+    ///
+    /// # Errors
+    /// It leads to another file or block device, or nowhere.
+    pub fn check_name(&self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => ImageError::Another.about(path),
+            _ => Error::from_os(error, format!("opening {}", path.display())),
+        })?;
+        let now = Self::of(&file).map_err(|error| Error::from_os(error, format!("looking at {}", path.display())))?;
+        self.check(&now).map_err(|error| error.about(path))
+    }
+}
+
+impl ImageTimes {
+    /// Of what `found` tells of; a block device has none that would say anything.
+    #[must_use]
+    pub fn of(found: &Metadata) -> Option<Self> {
+        let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
+        found.is_file().then(|| Self {
+            modified_ns: ns(found.mtime(), found.mtime_nsec()),
+            changed_ns: ns(found.ctime(), found.ctime_nsec()),
+        })
+    }
+}
+
+impl FileBackend {
+    /// Which file or block device it is, and how long.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn image(&self) -> std::io::Result<ImageIdentity> {
+        ImageIdentity::of(self.file())
+    }
+
+    /// When it was changed last; a block device does not say.
+    #[must_use]
+    pub fn times(&self) -> Option<ImageTimes> {
+        self.file().metadata().ok().as_ref().and_then(ImageTimes::of)
+    }
+
+    /// The tombstone that it carries, if it is a block device with one.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub async fn tombstone(&self) -> Result<Option<Tombstone>> {
+        if !self.is_block_device() || self.geometry().size < Bytes::from(TOMBSTONE_BYTES) {
+            return Ok(None);
+        }
+        let first = BlockDevice::read(self, Bytes::ZERO, Buffer::unpooled(TOMBSTONE_BYTES)).await?;
+        Ok(Tombstone::parse(&first))
+    }
+
+    /// The epoch under which a move has brought a volume into this file, if one has.
+    #[must_use]
+    pub fn marked_epoch(&self) -> Option<u64> {
+        marked_epoch(self.file())
+    }
+}
+
+/// The epoch that the mark of `file` names.
+pub(crate) fn marked_epoch(file: &File) -> Option<u64> {
+    let mut value = [0_u8; MARK_BYTES_MAX];
+    let length = rustix::fs::fgetxattr(file, MARK, &mut value).ok()?;
+    let text = std::str::from_utf8(&value[..length]).ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
+/// Marks `file` as what holds the volume called `volume` from `epoch` on. A file system without attributes keeps none.
+pub(crate) fn mark(file: &File, epoch: u64, volume: &str) -> std::io::Result<()> {
+    match rustix::fs::fsetxattr(file, MARK, format!("{epoch} {volume}").as_bytes(), XattrFlags::empty()) {
+        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
+        marked => marked.map_err(Into::into),
+    }
+}
+
+/// Takes the mark off a file that another move is to fill.
+pub(crate) fn unmark(file: &File) -> std::io::Result<()> {
+    match rustix::fs::fremovexattr(file, MARK) {
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
+        unmarked => unmarked.map_err(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file on disk");
+        file.as_file().set_len(size).expect("extended");
+        file
+    }
+
+    #[test]
+    fn an_image_is_known_whatever_its_name_leads_to_and_may_grow_but_not_shrink() {
+        let (one, other) = (file(8192), file(8192));
+        let known = ImageIdentity::of(one.as_file()).expect("looked");
+        known.check_name(one.path()).expect("it is the same");
+        assert_eq!(ImageError::of(&known.check_name(other.path()).expect_err("another")), Some(&ImageError::Another));
+        one.as_file().set_len(16384).expect("extended");
+        known.check_name(one.path()).expect("it has grown");
+        one.as_file().set_len(4096).expect("cut");
+        let shorter = known.check_name(one.path()).expect_err("shorter");
+        let expected = ImageError::Shorter { was: Bytes(8192), is: Bytes(4096) };
+        assert_eq!(ImageError::of(&shorter), Some(&expected));
+        std::fs::rename(other.path(), one.path()).expect("replaced");
+        let replaced = known.check_name(one.path()).expect_err("another one has its name");
+        assert_eq!(ImageError::of(&replaced), Some(&ImageError::Another));
+        let text = serde_json::to_string(&known).expect("plain data");
+        assert_eq!(serde_json::from_str::<ImageIdentity>(&text).expect("readable"), known);
+    }
+
+    #[test]
+    fn a_mark_names_the_epoch_until_it_is_taken_off() {
+        let file = file(4096);
+        assert_eq!(marked_epoch(file.as_file()), None);
+        mark(file.as_file(), 7, "web one").expect("marked");
+        assert_eq!(marked_epoch(file.as_file()), Some(7));
+        unmark(file.as_file()).expect("taken off");
+        unmark(file.as_file()).expect("twice does no harm");
+        assert_eq!(marked_epoch(file.as_file()), None);
+    }
+
+    #[test]
+    fn a_write_past_us_shows_in_the_times_of_a_file() {
+        let file = file(4096);
+        let times = || ImageTimes::of(&file.as_file().metadata().expect("looked"));
+        let before = times();
+        assert_eq!(times(), before);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(file.path(), b"by hand").expect("written");
+        assert_ne!(times(), before);
+    }
+}
