@@ -102,7 +102,7 @@ async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result
     match outcome {
         Some(Ok(())) => Ok(Some(source.report(&target, &progress, (start, &env), request.verify))),
         Some(Err(error)) => {
-            target.discard();
+            target.discard(&env).await;
             let refused = of_backend(&error, "the copy");
             Err(match error.kind() {
                 ErrorKind::Corrupt => Error::new(ErrorCode::NotEqual, refused.message)
@@ -111,7 +111,7 @@ async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result
             })
         }
         None => {
-            target.discard();
+            target.discard(&env).await;
             Ok(None)
         }
     }
@@ -258,23 +258,26 @@ impl Target {
         };
         let prepared = prepare_target(&asked, &**env).await.map_err(|error| of_target(&error))?;
         let open_options = BackendOpenOptions { size_limit: Some(geometry.size), ..BackendOpenOptions::default() };
+        let open_options = open_options.for_target();
         match OpenBackend::open(&prepared.spec, &open_options, None, &**env).await {
             Ok(open_backend) => Ok(Self { open_backend, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
             Err(error) => {
-                discard(&prepared);
+                discard(&prepared, env).await;
                 Err(of_backend(&error, "the target"))
             }
         }
     }
 
-    fn discard(self) {
+    async fn discard(self, env: &EnvRef) {
         drop(self.open_backend);
-        self.prepared.iter().for_each(discard);
+        if let Some(prepared) = &self.prepared {
+            discard(prepared, env).await;
+        }
     }
 }
 
-fn discard(prepared: &PreparedTarget) {
-    if let Err(error) = prepared.discard() {
+async fn discard(prepared: &PreparedTarget, env: &EnvRef) {
+    if let Err(error) = prepared.discard_once_free(&**env).await {
         tracing::warn!(%error, "what an undone copy left could not be removed");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
-use backends::{CacheMode, TargetError};
+use backends::{CacheMode, ImageError, TargetError};
 use block::{BufferPool, Bytes};
 use env::{EnvRef, Moment};
 use migrate::Journal;
@@ -202,7 +202,8 @@ impl Daemon {
         }
     }
 
-    /// Opens and locks what `place` names.
+    /// Opens and locks what `place` names. A file or block device that is on record must be that one: another one is not used,
+    /// and left as it is.
     pub(crate) async fn open_backend(
         &self,
         volume: &Volume,
@@ -210,7 +211,11 @@ impl Daemon {
         open_options: &BackendOpenOptions,
     ) -> block::Result<OpenBackend> {
         match place {
-            Location::Local(spec) => self.backends.open_backend(spec, open_options, &*self.env).await,
+            Location::Local(spec) => {
+                let open_backend = self.backends.open_backend(spec, open_options, &*self.env).await?;
+                open_backend.require_image(volume.document().image_of(place))?;
+                Ok(open_backend)
+            }
             Location::Remote(remote) => OpenBackend::over_remote(self.remote_device(volume, remote)),
             Location::Foreign(export) => {
                 let open_backend =
@@ -240,6 +245,12 @@ impl Daemon {
         {
             // The name may have changed between the look and the opening.
             backend.check_is(prepared).map_err(other)?;
+            if let Some(tombstone) = backend.tombstone().await?
+                && tombstone.volume.as_deref() == Some(&*volume.name)
+                && tombstone.epoch >= volume.document().epoch
+            {
+                return Err(ImageError::Moved { epoch: tombstone.epoch }.about(prepared.spec.path()));
+            }
         }
         if let Some(image) = target.location().local_path() {
             let files = open_layer_files(layers, image, &self.overlay_context(), open_options.lock_wait).await?;
@@ -343,8 +354,9 @@ impl Daemon {
             version: DOCUMENT_VERSION,
             name: new.name,
             // Later volumes of the same files have later epochs, and so other names for what is retired.
-            epoch: unix_ms(self.env.wall_clock()) / 1000,
+            epoch: (unix_ms(self.env.wall_clock()) / 1000).max(open_backend.marked_epoch().unwrap_or_default()),
             backend: new.backend.into(),
+            image: open_backend.image().map(Box::new),
             export: new.export,
             socket_owner: new.socket_owner,
             read_only: new.read_only,

@@ -15,7 +15,8 @@ mod layer;
 use std::sync::Arc;
 
 use api::v1::MoveRequest;
-use backends::{PreparedTarget, SourceIdentity};
+use backends::{ImageIdentity, ImageTimes, PreparedTarget, SourceIdentity};
+use block::Bytes;
 use env::Env;
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,10 @@ pub struct VolumeDocument {
     pub epoch: u64,
     /// What holds it.
     pub backend: Location,
+    /// Which file or block device of this host that is, whatever its name leads to later. Earlier versions kept none: the
+    /// first start that finds none notes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Box<ImageIdentity>>,
     /// Where it is served.
     pub export: String,
     /// Who may connect besides the daemon's own user: the owner of the unix socket.
@@ -229,6 +234,10 @@ pub struct JobDocument {
     /// When its turn came, in milliseconds since 1970.
     #[serde(default)]
     pub begun_unix_ms: Option<u64>,
+    /// What source and target were like when the daemon was stopped: nobody has changed them while they still are. None while
+    /// it runs, and after a crash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rested: Option<Rested>,
     /// Whether it was told to wait.
     #[serde(default)]
     pub paused: bool,
@@ -273,6 +282,15 @@ impl JobDocument {
     }
 }
 
+/// When source and target of a move were changed last, at the moment when nobody of the daemon wrote to them any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rested {
+    /// Of the source's file.
+    pub source: ImageTimes,
+    /// Of the target's.
+    pub target: ImageTimes,
+}
+
 /// Moves of all disks of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupDocument {
@@ -295,6 +313,9 @@ pub struct Committed {
     pub source: Location,
     /// The epoch that ended with it.
     pub epoch: u64,
+    /// Which file or block device that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Box<ImageIdentity>>,
     /// How much of the source was the volume, if it was not all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
@@ -330,6 +351,16 @@ impl VolumeDocument {
     pub fn clients(&self) -> Clients {
         let disk = self.adoption.as_ref().map(|adoption| Arc::new(adoption.plan.disk.clone()));
         Clients { owner: self.socket_owner, disk }
+    }
+
+    /// Which file or block device `place` is, as far as that is on record.
+    #[must_use]
+    pub fn image_of(&self, place: &Location) -> Option<&ImageIdentity> {
+        let committed = self.job.as_ref().and_then(|job| job.committed.as_ref());
+        match committed.filter(|committed| committed.source == *place && self.backend != *place) {
+            Some(committed) => committed.image.as_deref(),
+            None => self.image.as_deref().filter(|_| self.backend == *place),
+        }
     }
 
     /// How large the volume may become, if it is a container that grows.
@@ -384,6 +415,9 @@ impl VolumeDocument {
         let job = self.job.as_mut().expect("a commit belongs to a job");
         assert!(job.committed.is_none(), "a move is committed once");
         let source = std::mem::replace(&mut self.backend, job.target.location());
+        let size = Bytes(job.size.unwrap_or_default());
+        let target = job.target.local().and_then(|target| target.image(size));
+        let image = std::mem::replace(&mut self.image, target.map(Box::new));
         let (epoch, size_limit) = (self.epoch, self.size_limit);
         let redirect = take_redirect(&mut self.layers);
         let mut layers = match job.group.as_ref().is_some_and(|group| group.machine.is_some()) {
@@ -394,7 +428,7 @@ impl VolumeDocument {
         // What the surrogate or the cache holds the target has.
         layers.splice(0..0, redirect);
         job.committed =
-            Some(Committed { source, epoch, size_limit, layers, persisted: false, taken: false, report: None });
+            Some(Committed { source, epoch, image, size_limit, layers, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
         job.asked = false;
         let may_be_larger = job.target.may_be_larger();
@@ -406,7 +440,7 @@ impl VolumeDocument {
     /// nobody was told. Where it has not there is nothing to take back.
     pub fn take_back(&mut self) {
         let Some(committed) = self.job.as_mut().and_then(|job| job.committed.take()) else { return };
-        self.backend = committed.source;
+        (self.backend, self.image) = (committed.source, committed.image);
         (self.epoch, self.size_limit) = (committed.epoch, committed.size_limit);
         self.restore_layers(&committed.layers);
     }
@@ -415,6 +449,9 @@ impl VolumeDocument {
     /// it has an identity.
     pub(crate) fn let_go(&mut self, id: uuid::Uuid) {
         let Some(incoming) = self.incoming.take() else { return };
+        if let (None, Some(target)) = (&self.image, &incoming.target) {
+            self.image = target.image(Bytes::ZERO).map(Box::new);
+        }
         if !incoming.layers.is_empty() {
             self.layers = incoming.layers;
             self.id.get_or_insert(id);

@@ -91,7 +91,7 @@ pub use hypervisor::{
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
-pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
+pub use open_backend::{BackendOpenOptions, CopyEnd, MovedRule, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
 pub use stack::{ArrivingCache, ImageState};

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, Helpers, OpenOptions, QemuLocks, SourceIdentity};
+use backends::{
+    Access, BackendSpec, CacheMode, Engine, FileBackend, Helpers, ImageError, ImageIdentity, OpenOptions, QemuLocks,
+    SourceIdentity,
+};
 use block::{BlockDevice, Bytes, Device, Extent};
 use env::{Env, EnvRef};
 use filters::{Region, Regions};
@@ -40,6 +43,22 @@ pub struct BackendOpenOptions {
     pub qemu: QemuRule,
     /// No lock is taken: somebody else has it, and only reads are meant.
     pub unlocked: bool,
+    /// What is opened for writing although a volume was moved away from it.
+    pub moved: MovedRule,
+}
+
+/// Whether a block device is written that carries the tombstone of a volume that was moved away, or a file that a move has
+/// made a volume's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MovedRule {
+    /// No device with a tombstone is written.
+    #[default]
+    Refuse,
+    /// The volume's record is of this epoch. A tombstone that is no older says that the volume is elsewhere, and so does a
+    /// move that is newer: the record is an old copy.
+    Since(u64),
+    /// It is the target of a move, which may be overwritten.
+    Allow,
 }
 
 /// How QEMU's programs are kept out of an image that is served.
@@ -75,6 +94,7 @@ impl BackendOpenOptions {
     pub(crate) const fn for_target(mut self) -> Self {
         self.read_only = false;
         self.qemu = QemuRule::Exclude;
+        self.moved = MovedRule::Allow;
         self
     }
 }
@@ -186,6 +206,9 @@ impl OpenBackend {
         options.request_alignment_min = CLIENT_SECTOR;
         options.helpers = helpers.map(Arc::clone);
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
+        if !open_options.read_only {
+            refuse_moved(&backend, open_options.moved).await?;
+        }
         let size = backend.geometry().size;
         if let Some(limit) = open_options.size_limit.filter(|limit| size < *limit) {
             let context = format!("{spec} has {} bytes and the volume has {}: it was made shorter", size.0, limit.0);
@@ -279,7 +302,9 @@ impl OpenBackend {
                 PastCache::Never
             }
             Some(Engine::PageCache) => match &self.place {
-                Location::Local(spec) => PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct)),
+                Location::Local(spec) => {
+                    PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct), self.image().map(Box::new))
+                }
                 Location::Remote(_) | Location::Foreign(_) => PastCache::Never,
             },
         }
@@ -290,6 +315,11 @@ impl OpenBackend {
         self.backend.as_ref().and_then(|backend| backend.metadata().ok())
     }
 
+    /// Whether it is neither a file nor a block device nor an export, but something that whoever runs the daemon has made.
+    pub(crate) const fn is_vouched_for(&self) -> bool {
+        self.backend.is_none() && self.export.is_none() && self.remote_device.is_none()
+    }
+
     /// Which file or block device it is, where that can be told.
     pub(crate) fn identity(&self) -> Option<SourceIdentity> {
         self.backend.as_ref().and_then(|backend| backend.identity().ok())
@@ -298,6 +328,31 @@ impl OpenBackend {
     /// The same as an end of a copy.
     pub(crate) fn end(&self) -> CopyEnd {
         CopyEnd { place: self.place.clone(), device: self.device.clone(), backend: self.backend.clone() }
+    }
+
+    /// The same with its length, as a volume's record keeps it.
+    pub(crate) fn image(&self) -> Option<ImageIdentity> {
+        self.backend.as_ref().and_then(|backend| backend.image().ok())
+    }
+
+    /// Refuses it if it is not the `known` file or block device, where that can be told.
+    pub(crate) fn require_image(&self, known: Option<&ImageIdentity>) -> block::Result<()> {
+        let (Some(known), Some(backend)) = (known, &self.backend) else { return Ok(()) };
+        let path = backend.path();
+        let now = backend.image();
+        let now = now.map_err(|error| block::Error::from_os(error, format!("looking at {}", path.display())))?;
+        known.check(&now).map_err(|error| error.about(path))
+    }
+
+    /// Refuses to have anybody else open it by its name if that leads to something else by now.
+    pub(crate) fn require_name(&self) -> block::Result<()> {
+        let (Some(backend), Some(image)) = (&self.backend, self.image()) else { return Ok(()) };
+        image.check_name(backend.path())
+    }
+
+    /// The epoch under which a move has brought a volume into it, if one has.
+    pub(crate) fn marked_epoch(&self) -> Option<u64> {
+        self.backend.as_ref().and_then(|backend| backend.marked_epoch())
     }
 
     /// Whether it is a block device.
@@ -318,6 +373,20 @@ impl OpenBackend {
         }
         Ok(())
     }
+}
+
+/// Refuses what its own bytes or attributes say is not the volume any more.
+async fn refuse_moved(backend: &FileBackend, rule: MovedRule) -> block::Result<()> {
+    let since = match rule {
+        MovedRule::Allow => return Ok(()),
+        MovedRule::Refuse => 0,
+        MovedRule::Since(epoch) => epoch,
+    };
+    if let Some(tombstone) = backend.tombstone().await?.filter(|tombstone| tombstone.epoch >= since) {
+        return Err(ImageError::Moved { epoch: tombstone.epoch }.about(backend.path()));
+    }
+    let newer = backend.marked_epoch().filter(|epoch| since > 0 && *epoch > since);
+    newer.map_or(Ok(()), |epoch| Err(ImageError::Newer { epoch }.about(backend.path())))
 }
 
 /// Takes QEMU's locks. The requests that a dead QEMU has in flight keep its locks for a moment. A live QEMU keeps them
@@ -369,8 +438,8 @@ pub(crate) fn file_size(path: &Path) -> std::io::Result<Bytes> {
 pub(crate) enum PastCache {
     /// The backend does that itself.
     Same(Device),
-    /// The file must be opened once more.
-    Reopen(BackendSpec),
+    /// The file must be opened once more, and be the same.
+    Reopen(BackendSpec, Option<Box<ImageIdentity>>),
     /// The file is in memory.
     Never,
 }
@@ -381,12 +450,16 @@ impl PastCache {
         match self {
             Self::Same(device) => Some(device),
             Self::Never => None,
-            Self::Reopen(spec) => {
+            Self::Reopen(spec, image) => {
                 let mut options = OpenOptions::read_only();
                 options.advertised_size = open_options.size_advertised;
                 options.size_limit = open_options.size_limit;
                 options.lock_wait = None;
                 let backend = FileBackend::open(&spec, &options, env).await.ok()?;
+                if image?.check(&backend.image().ok()?).is_err() {
+                    tracing::warn!(%spec, "its name leads to something else by now, which is not compared");
+                    return None;
+                }
                 if backend.is_block_device() && !backend.geometry().size.is_multiple_of(CLIENT_SECTOR.into()) {
                     // Its last sector lies on both sides of the volume's end.
                     return None;

@@ -28,6 +28,10 @@ use crate::problem::{Result, of_backend, of_state};
 use crate::surrogates::Surrogates;
 use crate::volume::Volume;
 
+/// How long an overlay that is to go may be in use, and how often that is tried.
+const SWEEP_WAIT: Duration = Duration::from_secs(2);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The overlays of one volume's move, shared with the migration.
 pub(crate) type SharedSnapshots = Arc<tokio::sync::Mutex<Snapshots>>;
 
@@ -147,13 +151,29 @@ pub(crate) async fn fold_back(daemon: &Daemon, volume: &Volume) {
     snapshots.fold_back(&slot, &source, &pool).await;
 }
 
-/// Removes the overlay files of a job that is over: none of them is listed.
-pub(crate) fn sweep(backends: &dyn Backends, source: &Path, target: &Path) {
+/// Removes the overlay files of a job that is over: none of them is listed. Their names say no more than beside what they
+/// lie, so what somebody has locked stays: it may be another volume's.
+pub(crate) async fn sweep(daemon: &Daemon, source: &Path, target: &Path) {
     for image in [source, target] {
-        for number in backends.overlays(image).unwrap_or_default() {
-            if let Err(error) = backends.remove_overlay(image, number) {
+        for number in daemon.backends.overlays(image).unwrap_or_default() {
+            if let Err(error) = sweep_once_free(daemon, image, number).await {
                 tracing::warn!(%error, number, image = %image.display(), "an overlay could not be removed");
             }
+        }
+    }
+}
+
+/// Our own last requests keep the lock of an overlay for a moment.
+async fn sweep_once_free(daemon: &Daemon, image: &Path, number: u32) -> std::io::Result<()> {
+    let begun = daemon.env.now();
+    loop {
+        match daemon.backends.sweep_overlay(image, number) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::ResourceBusy && daemon.env.now().since(begun) < SWEEP_WAIT =>
+            {
+                daemon.env.sleep(SWEEP_INTERVAL).await;
+            }
+            swept => return swept,
         }
     }
 }

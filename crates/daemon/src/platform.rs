@@ -18,7 +18,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode};
 use backends::{
     BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, OpenOptions, PreparedTarget, Retired, Retiring,
-    TargetError, TargetRequest, in_place, is_deleted, prepare_target, retire_source,
+    TargetError, TargetRequest, in_place, is_deleted, prepare_target, remove_unless_used, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
@@ -40,6 +40,9 @@ use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
 use crate::stack::ImageState;
 use crate::workers::Worker;
+
+/// How long a start waits for a target to say whether a move was committed to it.
+const MARK_LIMIT: Duration = Duration::from_secs(1);
 
 /// All that the daemon stands on.
 #[derive(Clone)]
@@ -131,11 +134,24 @@ pub trait Backends: OverlayBackends {
     /// If the target is another by now.
     fn check(&self, target: &PreparedTarget) -> Result<(), TargetError>;
 
-    /// See [`PreparedTarget::discard`].
+    /// See [`PreparedTarget::discard_once_free`].
+    ///
+    /// # Errors
+    /// Somebody else has it; what the place says.
+    fn discard<'a>(&'a self, target: &'a PreparedTarget, env: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>>;
+
+    /// See [`PreparedTarget::mark`].
     ///
     /// # Errors
     /// What the place says.
-    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError>;
+    fn mark(&self, _target: &PreparedTarget, _epoch: u64, _volume: &str) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    /// See [`PreparedTarget::committed_epoch`]. None too while the place does not answer.
+    fn committed_epoch<'a>(&'a self, _target: &'a PreparedTarget) -> BoxFuture<'a, Option<u64>> {
+        Box::pin(std::future::ready(None))
+    }
 
     /// See [`retire_source`].
     ///
@@ -160,6 +176,15 @@ pub trait Backends: OverlayBackends {
     /// # Errors
     /// What the place says.
     fn remove(&self, path: &Path) -> std::io::Result<()>;
+
+    /// The same, unless somebody else has it locked.
+    ///
+    /// # Errors
+    /// Somebody has; what the place says.
+    fn remove_unless_used(&self, path: &Path) -> Result<(), TargetError> {
+        let failed = |error| block::Error::from_os(error, format!("removing {}", path.display()));
+        self.remove(path).map_err(|error| TargetError::Os(failed(error)))
+    }
 
     /// Where `path` leads, with whatever links there are on the way.
     ///
@@ -240,6 +265,14 @@ pub trait OverlayBackends: Send + Sync {
     /// # Errors
     /// What the place says.
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()>;
+
+    /// The same of one that is on no record: it stays if somebody has it locked.
+    ///
+    /// # Errors
+    /// Busy if somebody has; what the place says.
+    fn sweep_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
+        self.remove_overlay(image, number)
+    }
 
     /// The numbers of the overlays that lie there.
     ///
@@ -460,8 +493,20 @@ impl Backends for RealBackends {
         in_place(|| target.check())
     }
 
-    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
-        in_place(|| target.discard())
+    fn discard<'a>(&'a self, target: &'a PreparedTarget, env: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>> {
+        Box::pin(target.discard_once_free(env))
+    }
+
+    fn mark(&self, target: &PreparedTarget, epoch: u64, volume: &str) -> Result<(), TargetError> {
+        in_place(|| target.mark(epoch, volume))
+    }
+
+    fn committed_epoch<'a>(&'a self, target: &'a PreparedTarget) -> BoxFuture<'a, Option<u64>> {
+        let target = target.clone();
+        Box::pin(async move {
+            let looking = tokio::task::spawn_blocking(move || target.committed_epoch());
+            tokio::time::timeout(MARK_LIMIT, looking).await.ok()?.ok()?
+        })
     }
 
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
@@ -481,6 +526,10 @@ impl Backends for RealBackends {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| RealFiles::shared().sync_directory(path.parent().unwrap_or(path))),
         })
+    }
+
+    fn remove_unless_used(&self, path: &Path) -> Result<(), TargetError> {
+        in_place(|| remove_unless_used(path))
     }
 
     fn resolve(&self, path: &Path) -> std::io::Result<PathBuf> {
@@ -539,6 +588,10 @@ impl OverlayBackends for RealBackends {
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
         in_place(|| overlay_files::remove(image, number))
+    }
+
+    fn sweep_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
+        in_place(|| overlay_files::remove_unless_used(image, number))
     }
 
     fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use api::v1::{Error, ErrorCode};
-use backends::TargetError;
+use backends::{ImageError, TargetError};
 use block::ErrorKind;
 use nbd::TlsError;
 
@@ -22,6 +22,9 @@ pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Er
 pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
     if let Some(tls) = TlsError::of(error) {
         return Error { message: format!("{what}: {}", error.chain()), ..of_tls(tls) };
+    }
+    if let Some(image) = ImageError::of(error) {
+        return Error::new(ErrorCode::BackendUnusable, format!("{what}: {}", error.chain())).with_hint(of_image(image));
     }
     let (code, hint) = match error.kind() {
         ErrorKind::NoSpace => (ErrorCode::NoSpace, "free some space there, or choose another target"),
@@ -76,6 +79,25 @@ pub(crate) fn of_journal(name: &str, path: &Path, error: &block::Error) -> Error
 /// Whether what failed so may go well later, without anybody's doing.
 pub(crate) const fn may_pass(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Busy | ErrorKind::TimedOut | ErrorKind::NoDescriptors)
+}
+
+/// What to do about a file or block device that is not what a volume's record names.
+const fn of_image(error: &ImageError) -> &'static str {
+    match error {
+        ImageError::Another => {
+            "put back the one that was served, and it is served again; if this one is meant, `transhume volume detach` the volume \
+             and attach it anew"
+        }
+        ImageError::Shorter { .. } => {
+            "put back what is missing, and it is served again; if that is meant, `transhume volume detach` the volume and attach \
+             it anew"
+        }
+        ImageError::Moved { .. } => {
+            "use the volume where it was moved to; a state directory from a backup is older than that. To use this device for \
+             something else, write zeroes over its first 4 KiB"
+        }
+        _ => "put back the newest state directory, or attach the volume anew from where it is",
+    }
 }
 
 /// An error of TLS under NBD, with what to do about it.
@@ -135,7 +157,7 @@ pub(crate) fn of_target(error: &TargetError) -> Error {
         TargetError::ReadOnly { .. } => ErrorCode::ReadOnly,
         TargetError::NoSpace { .. } => ErrorCode::NoSpace,
         TargetError::InUse { .. } => ErrorCode::BackendLocked,
-        TargetError::NoDirectory { .. } => ErrorCode::BackendMissing,
+        TargetError::NoDirectory { .. } | TargetError::Away { .. } => ErrorCode::BackendMissing,
         TargetError::Os(error) => return of_backend(error, "the target"),
         _ => ErrorCode::BackendUnusable,
     };

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
+use backends::{ImageError, TargetError};
 use futures::future::join_all;
+use migrate::Phase;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::daemon::Daemon;
@@ -23,7 +25,7 @@ use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::open_backend::OpenBackend;
-use crate::problem::{Result, may_pass, of_journal};
+use crate::problem::{Result, may_pass, of_backend, of_journal};
 use crate::volume::Volume;
 
 /// How long the start waits for volumes to come back. Those that take longer come back when they can.
@@ -33,6 +35,9 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 const TARGET_LIMIT: Duration = Duration::from_secs(3);
 /// How often an arbiter that cannot be asked is asked again.
 const ARBITER_REST: Duration = Duration::from_secs(2);
+/// What cannot be opened is tried again after this at first, and after twice as long each time, up to the limit.
+const OPEN_REST: Duration = Duration::from_secs(1);
+const OPEN_REST_MAX: Duration = Duration::from_secs(30);
 
 /// Brings back every volume. One that cannot be brought back is shown as down, with the reason.
 pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
@@ -146,7 +151,13 @@ fn recover_volume_aside(
 async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
     let _operation = volume.operation.lock().await;
     match settle(daemon, volume).await {
-        Ok(()) => bring_back_or_say_why(daemon, volume, place).await,
+        Ok(()) => {
+            if !bring_back_or_say_why(daemon, volume, place).await {
+                let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
+                let env = Arc::clone(&daemon.env);
+                env.spawn(Box::pin(async move { bring_back_later(&daemon, &volume).await }));
+            }
+        }
         Err(error) => {
             volume.set_problem(error);
             let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
@@ -168,18 +179,45 @@ async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
         daemon.env.sleep(ARBITER_REST).await;
         let _operation = volume.operation.lock().await;
         match settle(daemon, volume).await {
-            Ok(()) => return bring_back_or_say_why(daemon, volume, place_of(daemon, volume)).await,
+            Ok(()) => {
+                let is_settled = bring_back_or_say_why(daemon, volume, place_of(daemon, volume)).await;
+                drop(_operation);
+                if !is_settled {
+                    bring_back_later(daemon, volume).await;
+                }
+                return;
+            }
             Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for whoever knows who holds it"),
         }
     }
 }
 
-async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
-    if let Err(error) = bring_back(daemon, volume, place).await {
-        let passes = later::may_pass(volume, &error);
+/// Gives whether there is nothing to be tried again. A volume that is up is left to whoever said why something else failed.
+async fn bring_back_or_say_why(
+    daemon: &Arc<Daemon>,
+    volume: &Arc<Volume>,
+    place: Option<OwnedSemaphorePermit>,
+) -> bool {
+    let Err(error) = bring_back(daemon, volume, place).await else { return true };
+    if !volume.has_problem(&error) {
         volume.set_problem(error);
-        if passes {
-            later::bring_back_later(daemon, volume);
+    }
+    volume.slot().is_some()
+}
+
+/// What stood in the way of a volume may pass: a file system that is mounted late, a program that has its image, a limit. An
+/// attempt that fails has changed nothing. In between the volume can be detached.
+async fn bring_back_later(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+    let mut rest = OPEN_REST;
+    loop {
+        daemon.env.sleep(rest).await;
+        rest = (rest * 2).min(OPEN_REST_MAX);
+        let _operation = volume.operation.lock().await;
+        if !daemon.has(volume) || volume.slot().is_some() || volume.incoming.lock().is_some() {
+            return;
+        }
+        if bring_back_or_say_why(daemon, volume, place_of(daemon, volume)).await {
+            return;
         }
     }
 }
@@ -193,6 +231,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     }
     let document = volume.document();
     let open_options = volume.open_options(daemon.config.lock_wait());
+    refuse_older_record(daemon, volume).await?;
     if document.incoming.as_ref().is_some_and(|incoming| !matches!(incoming.stage, IncomingStage::Held { .. })) {
         // Another host holds it, as far as is known here: it is filled on, or taken, when that host asks for it.
         daemon.open_backend_of_incoming(volume).await?;
@@ -207,6 +246,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     }
     let open_backend = daemon.open_backend(volume, &document.backend, &open_options).await;
     let open_backend = open_backend.map_err(|error| daemon.of_open(volume, &error))?;
+    note_image(volume, &open_backend).await;
     if let Some(remote_device) = open_backend.remote_device() {
         // Another host holds it, and takes it now if it has not yet.
         remote_device.turn(document.epoch);
@@ -245,13 +285,65 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     Ok(())
 }
 
+/// Refuses a record whose move was committed after it: it comes from a backup, and its source is not the volume any more.
+async fn refuse_older_record(daemon: &Daemon, volume: &Volume) -> Result<()> {
+    let document = volume.document();
+    let job = document.job.as_ref().filter(|job| job.committed.is_none());
+    let Some(target) = job.and_then(|job| job.target.local()) else { return Ok(()) };
+    let committed = daemon.backends.committed_epoch(target).await;
+    let Some(epoch) = committed.filter(|epoch| *epoch > document.epoch) else { return Ok(()) };
+    Err(of_backend(&ImageError::Newer { epoch }.about(target.spec.path()), "the target of its move"))
+}
+
+/// Has it on record which file or block device holds the volume, as it is now.
+async fn note_image(volume: &Volume, open_backend: &OpenBackend) {
+    let Some(image) = open_backend.image().map(Box::new) else { return };
+    if volume.document().image.as_ref() == Some(&image) {
+        return;
+    }
+    if let Err(error) = volume.journal.update(|document| document.image = Some(image)).await {
+        tracing::warn!(volume = volume.name, error = error.chain(), "which file it is could not be noted");
+    }
+}
+
+/// Why a target could not be opened.
+struct CannotOpen {
+    error: block::Error,
+    /// It is there no more: somebody has deleted or replaced it.
+    is_final: bool,
+}
+
+type Opening = oneshot::Receiver<std::result::Result<OpenBackend, CannotOpen>>;
+
+/// Opens the target of a move that goes on, on a task of its own.
+fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument) -> Opening {
+    let (opened, opening) = oneshot::channel();
+    let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
+    let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
+    let layers = job.layers.clone();
+    let env = Arc::clone(&daemon.env);
+    env.spawn(Box::pin(async move {
+        let result = daemon.open_prepared(&volume, &target, &layers, &open_options).await;
+        let is_replaced = || {
+            target
+                .local()
+                .is_some_and(|target| matches!(daemon.backends.check(target), Err(TargetError::Replaced { .. })))
+        };
+        let result = result.map_err(|error| CannotOpen { is_final: is_replaced(), error });
+        // Whoever does not wait any more has ended.
+        let _ = opened.send(result);
+    }));
+    opening
+}
+
 /// What is left to be done for a volume's job once the volume is served.
 enum Next {
     Nothing,
     /// It is in the queue, as it was.
     Queue(OpenBackend),
-    /// The target does not answer: the guest goes on without a mirror, and the copy begins anew when it does.
-    Later(oneshot::Receiver<block::Result<OpenBackend>>),
+    /// The target cannot be opened yet, or does not answer: the guest goes on without a mirror, and the copy begins anew when
+    /// it is there.
+    Later(Option<Opening>),
     /// The mirror is in place.
     Drive(OpenBackend, jobs::Started),
     /// It was committed.
@@ -265,26 +357,22 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
         handle.finishing();
         return Next::Complete;
     }
-    let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
-    let (opened, mut opening) = oneshot::channel();
-    {
-        let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
-        let layers = job.layers.clone();
-        let env = Arc::clone(&daemon.env);
-        env.spawn(Box::pin(async move {
-            // Whoever does not wait any more has ended.
-            let _ = opened.send(daemon.open_prepared(&volume, &target, &layers, &open_options).await);
-        }));
-    }
+    // A move that was being undone is not waited for: its target may be gone because of that.
+    let is_undone = job.record.phase == Phase::Cancelling;
+    let mut opening = begin_opening(daemon, volume, job);
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {
         Some(Ok(Ok(target))) => target,
-        Some(Ok(Err(error))) => return Next::Undo(jobs::cannot_resume(volume, &error)),
-        Some(Err(_)) => return Next::Undo(jobs::cannot_resume(volume, &nobody_opens())),
+        Some(Ok(Err(_))) if is_undone => return Next::Undo(cancelled(volume)),
+        Some(Ok(Err(CannotOpen { error, is_final: true }))) => {
+            return Next::Undo(jobs::cannot_resume(volume, &error));
+        }
+        Some(Ok(Err(CannotOpen { error, is_final: false }))) => return wait_for_target(daemon, volume, handle, &error),
+        Some(Err(_)) => return wait_for_target(daemon, volume, handle, &nobody_opens()),
         None => {
             tracing::error!(volume = volume.name, target = %job.target, "the target does not answer; its copy begins anew");
             // From here on nobody keeps track of what the guest writes.
             daemon.state.drop_progress(&volume.name);
-            return Next::Later(opening);
+            return Next::Later(Some(opening));
         }
     };
     if job.record.sessions == 0 {
@@ -292,8 +380,79 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     }
     match jobs::start_migration(daemon, volume, &target, None).await {
         Ok(started) => Next::Drive(target, started),
-        Err(error) => Next::Undo(jobs::cannot_resume(volume, &error)),
+        Err(_) if is_undone => Next::Undo(cancelled(volume)),
+        Err(error) => wait_for_target(daemon, volume, handle, &error),
     }
+}
+
+/// What stands in the way may pass, and nothing is undone for it. The copy begins anew then: from here on nobody keeps track of
+/// what the guest writes.
+fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: &block::Error) -> Next {
+    daemon.state.drop_progress(&volume.name);
+    say_what_it_waits_for(volume, handle, error);
+    Next::Later(None)
+}
+
+fn say_what_it_waits_for(volume: &Volume, handle: &JobHandle, error: &block::Error) {
+    let name = &volume.name;
+    let error = of_backend(error, &format!("the move of {name} waits for its target"));
+    tracing::warn!(volume = name, %error, "a move cannot go on yet");
+    let hint = error.hint.clone().unwrap_or_default();
+    let hint = format!("{hint}; it is tried again by itself; `transhume cancel {name}` gives the move up");
+    handle.waits_for(Some(error.with_hint(hint)));
+}
+
+fn cancelled(volume: &Volume) -> Error {
+    let message = format!("the move of {} was cancelled; the guest is on the source", volume.name);
+    Error::new(ErrorCode::MoveCancelled, message)
+}
+
+/// Opens the target again and again until it is there or the move is cancelled, and goes on with it.
+async fn resume_once_open(
+    daemon: Arc<Daemon>,
+    volume: Arc<Volume>,
+    handle: Arc<JobHandle>,
+    mut opening: Option<Opening>,
+    mut place: Option<OwnedSemaphorePermit>,
+) {
+    let mut rest = OPEN_REST;
+    let error = loop {
+        let next = async {
+            match &mut opening {
+                Some(opening) => Some(opening.await),
+                None => {
+                    daemon.env.sleep(rest).await;
+                    None
+                }
+            }
+        };
+        let opened = tokio::select! {
+            biased;
+            () = handle.cancelled() => break cancelled(&volume),
+            opened = next => opened,
+        };
+        let error = match opened {
+            None => {
+                let document = volume.document();
+                let Some(job) = &document.job else { return };
+                rest = (rest * 2).min(OPEN_REST_MAX);
+                opening = Some(begin_opening(&daemon, &volume, job));
+                continue;
+            }
+            Some(Ok(Ok(target))) => {
+                handle.waits_for(None);
+                // Who was waited for keeps its place: after one more restart it would go on beside whoever had taken that.
+                return jobs::run(daemon, volume, handle, target, place).await;
+            }
+            Some(Ok(Err(CannotOpen { error, is_final: true }))) => break jobs::cannot_resume(&volume, &error),
+            Some(Ok(Err(CannotOpen { error, is_final: false }))) => error,
+            Some(Err(_)) => nobody_opens(),
+        };
+        say_what_it_waits_for(&volume, &handle, &error);
+        // Others may move meanwhile.
+        (opening, place) = (None, None);
+    };
+    undo(&daemon, &volume, &handle, error).await;
 }
 
 impl Next {
@@ -307,21 +466,7 @@ impl Next {
         match self {
             Self::Nothing => {}
             Self::Queue(target) => jobs::run(daemon, volume, handle, target, None).await,
-            Self::Later(mut opening) => {
-                let opened = tokio::select! {
-                    biased;
-                    () = handle.cancelled() => {
-                        let message = format!("the move of {} was cancelled; the guest is on the source", volume.name);
-                        return undo(&daemon, &volume, &handle, Error::new(ErrorCode::MoveCancelled, message)).await;
-                    }
-                    opened = &mut opening => opened.unwrap_or_else(|_| Err(nobody_opens())),
-                };
-                match opened {
-                    // It keeps its place meanwhile: after one more restart it would go on beside whoever had taken that.
-                    Ok(target) => jobs::run(daemon, volume, handle, target, place).await,
-                    Err(error) => undo(&daemon, &volume, &handle, jobs::cannot_resume(&volume, &error)).await,
-                }
-            }
+            Self::Later(opening) => resume_once_open(daemon, volume, handle, opening, place).await,
             Self::Drive(target, started) => {
                 place.into_iter().for_each(|place| handle.keep_place(place));
                 jobs::drive(daemon, volume, Arc::clone(&handle), target, started).await;

@@ -136,6 +136,10 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
             backends.open_backend(require_local(place, "there is nothing here to serve")?, &open_options, &*env).await
         }
     };
+    let open_backend = open_backend.and_then(|open_backend| {
+        open_backend.require_image(document.image_of(&document.backend))?;
+        Ok(open_backend)
+    });
     let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());

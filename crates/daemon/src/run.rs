@@ -158,6 +158,7 @@ async fn go_down(daemon: &Daemon) {
     if let Some(hosts) = &daemon.host_network {
         hosts.close();
     }
+    daemon.pause_copies();
     let volumes = daemon.volumes();
     let drained = futures::future::join_all(volumes.iter().map(|volume| async {
         let Some(slot) = volume.slot() else { return };
@@ -172,6 +173,8 @@ async fn go_down(daemon: &Daemon) {
     // One that takes longer, because its backend is away, begins cold.
     let left = futures::future::join_all(left.map(crate::stack::StackedCache::leave));
     let _ = env::timeout(&*daemon.env, DRAIN_LIMIT, left).await;
+    // Nobody writes to a file any more, a cache neither.
+    daemon.note_rest().await;
     // Nobody knows of that after this process.
     daemon.flush_foreign(FLUSH_LIMIT).await;
     daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);

@@ -23,7 +23,7 @@ use crate::gauge::Gauge;
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
-use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
+use crate::open_backend::{BackendOpenOptions, MovedRule, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
@@ -116,6 +116,7 @@ impl Volume {
             lock_wait,
             qemu,
             unlocked: false,
+            moved: MovedRule::Since(document.epoch),
         }
     }
 
@@ -335,6 +336,11 @@ impl Volume {
         *self.problem.lock() = Some(problem);
     }
 
+    /// Whether `problem` is what is known to be wrong.
+    pub(crate) fn has_problem(&self, problem: &Error) -> bool {
+        self.problem.lock().as_ref() == Some(problem)
+    }
+
     /// What was wrong is right again.
     pub(crate) fn forget_problem(&self) {
         *self.problem.lock() = None;
@@ -345,7 +351,7 @@ impl Volume {
         self.slot().ok_or_else(|| {
             let problem = self.problem().map_or_else(String::new, |problem| format!(": {problem}"));
             Error::new(ErrorCode::WrongState, format!("the volume {} is down{problem}", self.name))
-                .with_hint("remove the cause and restart the daemon, or use `transhume rescue`")
+                .with_hint("remove the cause: it is tried again by itself")
         })
     }
 

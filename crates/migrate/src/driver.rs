@@ -45,7 +45,7 @@ pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
-pub use resync_verify::Digests;
+pub use resync_verify::{DeviceDigests, Digests};
 use statistics::Statistics;
 pub(crate) use switchover::{STALL_TAIL, micros};
 
@@ -315,6 +315,9 @@ impl Driver {
 
     async fn prepare(&mut self) -> Event {
         if let Some(event) = self.demand() {
+            return event;
+        }
+        if let Some(event) = self.verify_record().await {
             return event;
         }
         let began = self.env.now();

@@ -40,7 +40,7 @@ pub use cache_transfer::{
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};
 pub use control::Control;
-pub use driver::Digests;
+pub use driver::{DeviceDigests, Digests};
 pub use forecast::{Forecast, Known, LOOKS, Scattered};
 pub use guest::VolumeMeter;
 pub use handover::{Handover, HandoverContext};

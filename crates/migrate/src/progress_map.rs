@@ -13,9 +13,13 @@
 //! after a reboot everything is absent again. `docs/journal.md` draws the bytes.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use block::{Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Mutation, Result};
 
+use parking_lot::Mutex;
+
+use crate::Digests;
 use crate::reduce::skip::SkipReason;
 
 /// The first bytes of the map.
@@ -53,6 +57,8 @@ pub struct ProgressMap {
     identity: MapIdentity,
     /// Whether an earlier session of the same job and boot has left it.
     known: bool,
+    /// What compares what an earlier session has copied, before that counts.
+    unverified: Mutex<Option<Arc<dyn Digests>>>,
     writer: tokio::sync::Mutex<Pages>,
 }
 
@@ -128,7 +134,20 @@ impl ProgressMap {
         if known {
             pages.load(&device).await?;
         }
-        Ok(Self { device, identity, known, writer: tokio::sync::Mutex::new(pages) })
+        Ok(Self { device, identity, known, unverified: Mutex::default(), writer: tokio::sync::Mutex::new(pages) })
+    }
+
+    /// Has what an earlier session has copied be compared by `digests` before it counts: somebody may have changed source or
+    /// target since it was written down.
+    #[must_use]
+    pub fn compared_by(self, digests: Arc<dyn Digests>) -> Self {
+        *self.unverified.lock() = Some(digests).filter(|_| self.known);
+        self
+    }
+
+    /// What compares what an earlier session has copied, once.
+    pub(crate) fn take_unverified(&self) -> Option<Arc<dyn Digests>> {
+        self.unverified.lock().take()
     }
 
     /// What it belongs to.

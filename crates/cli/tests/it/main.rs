@@ -15,6 +15,7 @@ mod garbage;
 mod host_errors;
 mod host_identities;
 mod hosts;
+mod identities;
 mod layers;
 mod layers_between_hosts;
 mod libvirt;

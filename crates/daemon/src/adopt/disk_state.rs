@@ -117,7 +117,7 @@ impl Daemon {
             self.forget_copied(volume);
             let hint = format!(
                 "a VM that was started on its image itself keeps it: `transhume release {}` if it has not been moving, or \
-                 end that VM and restart the daemon",
+                 end that VM",
                 volume.name
             );
             return Error::new(ErrorCode::BackendLocked, format!("the backend: {}", error.chain())).with_hint(hint);

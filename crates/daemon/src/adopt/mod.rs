@@ -149,6 +149,7 @@ impl Daemon {
             }
         };
         let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
+        require_name(&volume)?;
         force_reconnect(&volume, &vm, adoption).await;
         let is_block_device = volume.with_backend(|open_backend| open_backend.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
@@ -213,6 +214,19 @@ async fn force_reconnect(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionD
     if let Err(error) = vm.qmp.execute("human-monitor-command", arguments).await {
         tracing::warn!(volume = volume.name, %error, "QEMU could not be asked to connect again");
     }
+}
+
+/// Refuses to have QEMU open the image by a name that leads to something else by now. The right one is still open here, so a
+/// move saves its bytes.
+fn require_name(volume: &Volume) -> Result<()> {
+    let checked = volume.with_backend(|open_backend| open_backend.require_name()).unwrap_or(Ok(()));
+    checked.map_err(|error| {
+        let name = &volume.name;
+        of_backend(&error, "the image").with_hint(format!(
+            "the guest's bytes are in the file that is still open here: `transhume move {name} --to file:NEW` brings them to \
+             another one, and {name} can be released from there; do not restart the daemon before"
+        ))
+    })
 }
 
 /// Refuses an image that was replaced between the look at QEMU's process and its opening here.

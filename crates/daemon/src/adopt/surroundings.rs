@@ -30,9 +30,13 @@ impl Surroundings for VolumeSurroundings {
     }
 
     fn drop_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
-        // A volume that is down holds none.
-        let _ = self.volume.with_backend(|open_backend| open_backend.drop_qemu_locks());
-        Box::pin(std::future::ready(Ok(())))
+        // QEMU opens the image by its name next. A volume that is down holds no locks.
+        let dropped = self.volume.with_backend(|open_backend| {
+            open_backend.require_name()?;
+            open_backend.drop_qemu_locks();
+            Ok::<_, block::Error>(())
+        });
+        Box::pin(std::future::ready(dropped.unwrap_or(Ok(())).map_err(|error| io::Error::other(error.chain()))))
     }
 
     fn is_export_connected(&mut self) -> bool {

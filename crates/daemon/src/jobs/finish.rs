@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::{Retiring, TargetError};
 use block::Bytes;
+use migrate::Phase;
 use uuid::Uuid;
 
 use super::{JobHandle, convert, record_of};
@@ -103,18 +104,44 @@ async fn undo(
     // The map first: without a target nothing that it says is true. The journal last: after a crash before it all of
     // this is done again.
     daemon.state.drop_progress(&volume.name);
+    record_undo(volume, (state, &error)).await;
     drop(target);
-    daemon.discard_target(volume).await;
+    let error = with_rest(error, daemon.discard_target(volume).await);
     end(daemon, volume, job, state, report, Some(error)).await;
+}
+
+/// Has it on record that the job is being undone before anything of its target is: a start that finds no target then does not
+/// wait for one.
+async fn record_undo(volume: &Volume, (state, error): (JobState, &Error)) {
+    let document = volume.document();
+    let Some(job) = document.job.as_ref().filter(|job| job.target.local().is_some()) else { return };
+    if job.record.phase == Phase::Cancelling || job.committed.is_some() {
+        return;
+    }
+    if state == JobState::Failed {
+        volume.journal.fail_job(error.clone());
+    }
+    if let Err(error) = volume.journal.note_phase(Phase::Cancelling, |_| ()).await {
+        tracing::warn!(volume = volume.name, error = error.chain(), "that a move is undone could not be recorded");
+    }
+}
+
+/// The error with what is left of the target.
+fn with_rest(error: Error, rest: Option<String>) -> Error {
+    match rest {
+        Some(rest) => Error { message: format!("{}; {rest}", error.message), ..error },
+        None => error,
+    }
 }
 
 /// A job that a restart found and that cannot go on: the source holds the volume.
 pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobHandle, error: Error) {
     crate::overlays::fold_back(daemon, volume).await;
     daemon.state.drop_progress(&volume.name);
-    daemon.discard_target(volume).await;
     // Whoever has cancelled it hears that it is cancelled.
     let state = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
+    record_undo(volume, (state, &error)).await;
+    let error = with_rest(error, daemon.discard_target(volume).await);
     end(daemon, volume, job, state, None, Some(error)).await;
     resume_drains(daemon, volume);
 }
@@ -135,6 +162,12 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         notes: vec!["the daemon was restarted right after the switchover: figures and digest are lost".to_owned()],
         ..Report::default()
     });
+    // Before anything of the source is put away: an old copy of this record must not go on with the move.
+    if let Some(target) = record.target.local()
+        && let Err(error) = daemon.backends.mark(target, document.epoch, &volume.name)
+    {
+        tracing::warn!(volume = volume.name, %error, "the target could not be marked as the volume's");
+    }
     let mut problem = None;
     match daemon.persist(volume, record).await {
         Ok(None) => {}
@@ -147,7 +180,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
     let delete = record.request.delete_source && problem.is_none();
-    match retire(daemon, record, committed, delete).await {
+    match retire(daemon, &volume.name, (record, committed), delete).await {
         Ok(Retirement { kept, note }) => {
             report.source_kept = kept;
             report.notes.extend(note);
@@ -211,8 +244,8 @@ struct Retirement {
 /// Puts the source out of the way, and deletes it with `delete`.
 async fn retire(
     daemon: &Daemon,
-    record: &JobDocument,
-    committed: &Committed,
+    name: &str,
+    (record, committed): (&JobDocument, &Committed),
     delete: bool,
 ) -> Result<Retirement, Error> {
     if record.target.is_shared() {
@@ -235,11 +268,15 @@ async fn retire(
     };
     let identity = record.source_identity.as_deref();
     let holder = record.target.local().map(|target| target.spec.path());
-    let source = Retiring { path, identity, holder, epoch: committed.epoch };
+    let source = Retiring { path, identity, holder, epoch: committed.epoch, volume: Some(name) };
     if delete && daemon.backends.is_deleted(&source).unwrap_or(false) {
-        // A crash came right after this had been done.
+        // A crash came right after this had been done, or somebody was faster.
         remove_layer_files(&*daemon.backends, &committed.layers, path);
-        return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
+        let (shown, epoch) = (path.display(), committed.epoch);
+        let note = format!(
+            "neither {shown} nor {shown}.moved-{epoch} is there any more: deleted, unless somebody has renamed it"
+        );
+        return Ok(Retirement { kept: None, note: Some(note) });
     }
     let begun = daemon.env.now();
     let retired = loop {
@@ -290,13 +327,13 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     let Some(id) = volume.document().job.as_ref().map(|job| job.id) else { return };
     let group = record_of(&volume.document());
     let is_listed = volume.document().job.as_ref().is_some_and(|job| !job.overlays.is_empty());
-    let sweep = || {
+    let sweep = async || {
         if let Some((source, target)) = &beside {
-            crate::overlays::sweep(&*daemon.backends, source, target);
+            crate::overlays::sweep(daemon, source, target).await;
         }
     };
     if !is_listed {
-        sweep();
+        sweep().await;
     }
     let given_up = parts_of_host(&volume.document());
     let stored = volume.journal.update(|document| {
@@ -306,7 +343,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     match stored.await {
         Ok(()) => {
             if is_listed {
-                sweep();
+                sweep().await;
             }
             group.into_iter().for_each(|group| daemon.leave_group(group, volume));
             given_up.into_iter().for_each(|part| {

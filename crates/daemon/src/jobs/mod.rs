@@ -17,6 +17,7 @@ mod group;
 mod history;
 mod plan;
 mod rate_history;
+mod rest;
 mod run;
 mod start;
 mod surrogate;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
-use backends::FileBackend;
+use backends::{FileBackend, ImageTimes};
 use block::BufferPool;
 use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
@@ -171,6 +172,11 @@ impl JobHandle {
     /// What is expected of it.
     pub(crate) fn predicted(&self, prediction: Option<v1::Prediction>) {
         self.inner.lock().job.prediction = prediction;
+    }
+
+    /// What it waits for before it can go on after a restart, or that it waits no more.
+    pub(crate) fn waits_for(&self, error: Option<Error>) {
+        self.inner.lock().job.error = error;
     }
 
     /// It has a place among the running moves.
@@ -330,6 +336,14 @@ impl JobHandle {
     /// How it was asked for, with what was changed since.
     pub(crate) fn request(&self) -> v1::MoveRequest {
         self.inner.lock().job.request.clone()
+    }
+
+    /// When its target was changed last, if that is a file.
+    fn target_times(&self) -> Option<ImageTimes> {
+        match &self.inner.lock().target {
+            Goal::File(backend) => backend.times(),
+            Goal::Plain | Goal::Remote(_) => None,
+        }
     }
 
     /// Whether it is under way to another host's daemon.

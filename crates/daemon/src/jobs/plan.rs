@@ -183,7 +183,7 @@ impl Daemon {
         }
         match self.prepare(volume, spec.clone(), false).await {
             Ok(prepared) => {
-                self.discard_unused(&JobTarget::Local(prepared), &[]);
+                self.discard_unused(&JobTarget::Local(prepared), &[]).await;
                 let size = volume.slot()?.device().size();
                 match options.strategy {
                     Strategy::Snapshot => self.overlays_refused(volume, size, spec.path()).err(),

@@ -7,13 +7,14 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Prediction};
 use block::{BufferPool, Bytes, ErrorKind};
 use migrate::{
-    Comparison, Control, Handover, HandoverContext, MapIdentity, Migration, MigrationContext, MoveOptions, Outcome,
-    Phase, Progress, ProgressMap, UnderWay,
+    Comparison, Control, DeviceDigests, Handover, HandoverContext, MapIdentity, Migration, MigrationContext,
+    MoveOptions, Outcome, Phase, Progress, ProgressMap, UnderWay,
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Instrument;
 
 use super::finish::{Ending, finish};
+use super::rest;
 use super::{Goal, JobHandle};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
@@ -99,9 +100,12 @@ pub(crate) async fn start_migration(
     prediction: Option<Prediction>,
 ) -> block::Result<Started> {
     let now = unix_ms(daemon.env.wall_clock());
+    let rested = volume.document().job.as_ref().and_then(|job| job.rested);
+    let is_undisturbed = volume.with_backend(|source| rest::is_undisturbed(rested, source, target)).unwrap_or_default();
     volume
         .journal
         .update_job(|job| {
+            job.rested = None;
             job.record.sessions += 1;
             job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
             job.prediction = prediction.or(job.prediction.take());
@@ -139,8 +143,16 @@ pub(crate) async fn start_migration(
         None => None,
     };
     let under_way = under_way(daemon, job);
-    let progress_map = Some(Box::pin(open_progress(daemon, volume, job, source.size())).await?);
+    let mut progress_map = Box::pin(open_progress(daemon, volume, job, source.size())).await?;
     let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
+    if !is_undisturbed {
+        // What it reads of the medium proves more than what the page cache has.
+        let device = match &comparison {
+            Some(comparison) => comparison.target.clone(),
+            None => target.ground()?,
+        };
+        progress_map = progress_map.compared_by(Arc::new(DeviceDigests::new(device, pool.clone())));
+    }
     let context = MigrationContext {
         env: Arc::clone(&daemon.env),
         slot,
@@ -154,7 +166,7 @@ pub(crate) async fn start_migration(
         phase: job.record.phase,
         under_way,
         journal: daemon.job_journal(volume, crate::remote::job_journal(daemon, volume, target))?,
-        progress_map,
+        progress_map: Some(progress_map),
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,
         offload,

@@ -59,7 +59,7 @@ impl Daemon {
         match outcome.await {
             Ok(enlisted) => Ok(self.begin(enlisted)),
             Err(error) => {
-                self.discard_unused(&target, &layers);
+                self.discard_unused(&target, &layers).await;
                 Err(error)
             }
         }
@@ -113,7 +113,7 @@ impl Daemon {
         match layers {
             Ok(layers) => Ok(Ready { request, options, target: JobTarget::Local(target), layers }),
             Err(error) => {
-                self.discard_unused(&JobTarget::Local(target), &[]);
+                self.discard_unused(&JobTarget::Local(target), &[]).await;
                 Err(error)
             }
         }
@@ -152,25 +152,29 @@ impl Daemon {
     }
 
     /// Takes back a target that no move on record goes to, with the files of `layers` over it. What another host has made is
-    /// not meant: who has asked it to sees to that.
-    pub(crate) fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) {
-        let JobTarget::Local(target) = target else { return };
-        remove_layer_files(&*self.backends, layers, target.spec.path());
-        if let Err(error) = self.backends.discard(target) {
-            tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
+    /// not meant: who has asked it to sees to that. Gives what is left, and why.
+    pub(crate) async fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) -> Option<String> {
+        let JobTarget::Local(target) = target else { return None };
+        // The files of layers go after it: a start that finds the target, and not them, would wait for them.
+        if let Err(error) = self.backends.discard(target, &*self.env).await {
+            tracing::warn!(%error, target = %target.spec, "what an undone move left is left as it is");
+            return Some(format!("{} is left as it is: {error}", target.spec));
         }
+        remove_layer_files(&*self.backends, layers, target.spec.path());
+        None
     }
 
-    /// Takes back the target of a volume's job that nothing came of.
-    pub(super) async fn discard_target(self: &Arc<Self>, volume: &Volume) {
+    /// Takes back the target of a volume's job that nothing came of. Gives what is left, and why.
+    pub(super) async fn discard_target(self: &Arc<Self>, volume: &Volume) -> Option<String> {
         let document = volume.document();
-        let Some(job) = &document.job else { return };
+        let job = document.job.as_ref()?;
         match &job.target {
-            JobTarget::Local(_) => self.discard_unused(&job.target, &job.layers),
+            JobTarget::Local(_) => return self.discard_unused(&job.target, &job.layers).await,
             JobTarget::Remote(remote) => self.notify_abort(remote).await,
             // What was written there is all that could be taken back, and nobody knows what it replaced.
             JobTarget::Foreign(_) => {}
         }
+        None
     }
 
     /// Opens a target that nothing was written to yet, and makes the files of `layers` over it.
@@ -252,6 +256,7 @@ impl Daemon {
                 .map(Bytes::get),
             source_identity: volume.with_backend(|open_backend| open_backend.identity()).flatten().map(Box::new),
             begun_unix_ms: None,
+            rested: None,
             paused: false,
             overlays: Vec::new(),
             layers,

@@ -68,6 +68,14 @@ pub(super) fn remove(image: &Path, number: u32) -> Result<()> {
     remove_file(&path_of(image, number))
 }
 
+/// The same of an overlay that nobody has locked.
+pub(super) fn remove_unless_used(image: &Path, number: u32) -> Result<()> {
+    backends::remove_unless_used(&path_of(image, number)).map_err(|error| match error.kind() {
+        block::ErrorKind::Busy => std::io::Error::new(ErrorKind::ResourceBusy, error),
+        _ => std::io::Error::other(error),
+    })
+}
+
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),

@@ -149,9 +149,9 @@ impl PoolContext {
         }
     }
 
-    fn discard(&self, store: &StoreDocument) {
+    async fn discard(&self, store: &StoreDocument) {
         let Some(made) = &store.made else { return };
-        if let Err(error) = self.backends.discard(made) {
+        if let Err(error) = self.backends.discard(made, &*self.env).await {
             tracing::warn!(%error, store = %store.place, "the file of a pool could not be removed");
         }
     }
@@ -246,7 +246,9 @@ impl<K: PoolKind> Pools<K> {
         match &outcome {
             Ok(pool) => _ = self.known.lock().insert(name, Arc::clone(pool)),
             Err(_) => {
-                made.iter().for_each(|store| self.context.discard(store));
+                for store in &made {
+                    self.context.discard(store).await;
+                }
                 self.context.disclaim(&places);
             }
         }
@@ -284,10 +286,12 @@ impl<K: PoolKind> Pools<K> {
         match &replaced {
             Ok(before) => {
                 self.context.disclaim(std::slice::from_ref(&before.place));
-                self.context.discard(before);
+                self.context.discard(before).await;
             }
             Err(_) => {
-                made.iter().for_each(|store| self.context.discard(store));
+                for store in &made {
+                    self.context.discard(store).await;
+                }
                 self.context.disclaim(std::slice::from_ref(&place));
             }
         }
@@ -317,7 +321,9 @@ impl<K: PoolKind> Pools<K> {
         self.known.lock().remove(name);
         pool.close().await;
         let stores = pool.document().stores.clone();
-        stores.iter().for_each(|store| self.context.discard(store));
+        for store in &stores {
+            self.context.discard(store).await;
+        }
         self.context.disclaim(&stores.into_iter().map(|store| store.place).collect::<Vec<_>>());
         Ok(pool)
     }

@@ -122,7 +122,7 @@ impl Daemon {
         let layers = match self.make_incoming_layers(request, &parts[1..], spec.path()).await {
             Ok(layers) => layers,
             Err(error) => {
-                self.discard_unused(&JobTarget::Local(target), &[]);
+                self.discard_unused(&JobTarget::Local(target), &[]).await;
                 return Err(error);
             }
         };
@@ -134,7 +134,7 @@ impl Daemon {
             Ok(volume) => Ok(volume),
             Err(error) => {
                 self.state.abandon_volume(name);
-                self.discard_unused(&JobTarget::Local(target), &layers);
+                self.discard_unused(&JobTarget::Local(target), &layers).await;
                 Err(error)
             }
         }
@@ -177,6 +177,7 @@ impl Daemon {
             // It holds nothing yet.
             epoch: 0,
             backend,
+            image: None,
             export: format!("nbd+unix:///{name}?socket={}", self.socket_dir.join(format!("{name}.sock")).display()),
             socket_owner: None,
             read_only: false,

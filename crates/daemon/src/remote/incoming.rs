@@ -342,8 +342,8 @@ impl Daemon {
         self.drop_arriving_cache(volume, &incoming.layers).await;
         drop(volume.incoming.lock().take());
         if let Some(target) = &incoming.target {
+            self.backends.discard(target, &*self.env).await.map_err(|error| of_target(&error))?;
             remove_layer_files(&*self.backends, &incoming.layers, target.spec.path());
-            self.backends.discard(target).map_err(|error| of_target(&error))?;
         }
         self.remove_volume(volume).await?;
         let what = serde_json::json!({ "host": incoming.host, "job": incoming.job });

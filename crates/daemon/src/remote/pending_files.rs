@@ -119,8 +119,8 @@ impl Daemon {
         }
         let removed = match file {
             // Another file that has its name by now is not touched.
-            Some(file) => self.backends.discard(file).map_err(|error| error.to_string()),
-            None => self.backends.remove(path).map_err(|error| error.to_string()),
+            Some(file) => self.backends.discard(file, &*self.env).await,
+            None => self.backends.remove_unless_used(path),
         };
         if let Err(error) = removed {
             tracing::warn!(%error, path = %path.display(), "what a volume that did not arrive left could not be removed");

@@ -188,6 +188,7 @@ impl Daemon {
             document.epoch += 1;
             document.backend = committed.source.clone();
             document.size_limit = committed.size_limit;
+            document.image.clone_from(&committed.image);
             document.restore_layers(&committed.layers);
             if let Some((id, trust)) = trust {
                 document.change_cache(id, |cache, _| cache.trust = trust);

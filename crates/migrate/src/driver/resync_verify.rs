@@ -13,12 +13,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Extent, Result};
+use block::{BufferPool, Device, Error, ErrorKind, Extent, Result};
 use futures::future::{BoxFuture, try_join};
 
 use super::Driver;
-use crate::Event;
 use crate::strategy::mirror::tracker::Tracker;
+use crate::{Event, Phase};
 
 /// So much of the volume has one digest at first.
 const DIGEST_BYTES: u64 = 4 << 20;
@@ -45,7 +45,57 @@ pub trait Digests: Send + Sync {
     fn compared(&self);
 }
 
+/// What a device says that is reached from here.
+pub struct DeviceDigests {
+    device: Device,
+    pool: BufferPool,
+}
+
+impl DeviceDigests {
+    /// Of the target as `device` reads it, with buffers of the pool of the copy.
+    #[must_use]
+    pub const fn new(device: Device, pool: BufferPool) -> Self {
+        Self { device, pool }
+    }
+}
+
+impl Digests for DeviceDigests {
+    fn digests<'a>(&'a self, extents: &'a [Extent]) -> BoxFuture<'a, Result<Vec<[u8; 32]>>> {
+        Box::pin(digests_of(&self.device, &self.pool, extents))
+    }
+
+    fn compared(&self) {
+        tracing::info!(target = self.device.name(), "what an earlier session has copied was compared");
+    }
+}
+
+async fn digests_of(device: &Device, pool: &BufferPool, extents: &[Extent]) -> Result<Vec<[u8; 32]>> {
+    let mut digests = Vec::with_capacity(extents.len());
+    for extent in extents {
+        let mut hasher = blake3::Hasher::new();
+        for piece in extent.split_at_multiples(PIECE_BYTES) {
+            let buffer = pool.acquire(piece.length.as_usize()).await;
+            hasher.update(&device.read(piece.offset, buffer).await?);
+        }
+        digests.push(*hasher.finalize().as_bytes());
+    }
+    Ok(digests)
+}
+
 impl Driver {
+    /// Compares what the record of an earlier session says that the target has, if that is in doubt. The mirror is on
+    /// meanwhile: a write between the two reads of a chunk makes it differ at most, and it is copied again. What could not be
+    /// compared does not count.
+    pub(super) async fn verify_record(&mut self) -> Option<Event> {
+        let digests = self.mirror.map.as_ref()?.take_unverified()?;
+        let event = self.resync_verify(&*digests).await;
+        if event.is_some() {
+            // Nobody compares the rest later.
+            self.recopy_from(0).await;
+        }
+        event
+    }
+
     /// Compares what the target is thought to have, and gives up what it has not, or what cannot be compared. If it is lost
     /// again, whoever goes on will find out. Gives what has come in between, if that ends this.
     pub(super) async fn resync_verify(&mut self, digests: &dyn Digests) -> Option<Event> {
@@ -53,7 +103,8 @@ impl Driver {
         let mut from = 0;
         loop {
             self.tick();
-            if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
+            let is_lost = self.machine.phase() == Phase::TargetLost;
+            if let Some(event) = self.demand().filter(|event| !is_lost || *event != Event::TargetFailed) {
                 return Some(event);
             }
             let runs = self.next_copied(&mut from, chunks_max);
@@ -64,7 +115,7 @@ impl Driver {
             if let Err(error) = self.resync_verify_runs(&runs, digests).await {
                 tracing::warn!(error = error.chain(), "what the target has could not be compared");
                 // A target that is lost again is compared when it is back. Of one that is there nobody knows what it has.
-                if error.kind() != ErrorKind::Disconnected {
+                if !is_lost || error.kind() != ErrorKind::Disconnected {
                     self.recopy_from(runs[0].start).await;
                     return self.end_resync_verify(digests).await;
                 }
@@ -138,15 +189,6 @@ impl Driver {
     }
 
     async fn own_digests(&self, extents: &[Extent]) -> Result<Vec<[u8; 32]>> {
-        let mut digests = Vec::with_capacity(extents.len());
-        for extent in extents {
-            let mut hasher = blake3::Hasher::new();
-            for piece in extent.split_at_multiples(PIECE_BYTES) {
-                let buffer = self.pool.acquire(piece.length.as_usize()).await;
-                hasher.update(&self.mirror.comparison_face.read(piece.offset, buffer).await?);
-            }
-            digests.push(*hasher.finalize().as_bytes());
-        }
-        Ok(digests)
+        digests_of(&self.mirror.comparison_face, &self.pool, extents).await
     }
 }

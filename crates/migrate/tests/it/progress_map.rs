@@ -1,10 +1,11 @@
 //! What a progress map says after a death of the process, over more than one death, and with more than one page.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{CHUNK, Disk, Guest, World, lost, map_device, map_of_pages, options, switched, until};
-use block::{Bytes, Data, Device, ErrorKind, Mutation};
-use migrate::{Control, MigrationContext, MoveOptions, ProgressMap, Strategy, Verify};
+use block::{BufferPool, Bytes, Data, Device, ErrorKind, Mutation};
+use migrate::{Control, DeviceDigests, MigrationContext, MoveOptions, ProgressMap, Strategy, Verify};
 
 /// Three extents of the activity log.
 const SIZE: u64 = 12 << 20;
@@ -149,5 +150,35 @@ async fn a_write_to_what_another_target_has_got_again_is_on_record_before_it_is_
         let report = switched(second.work).await;
         assert_eq!(*second.world.journal.equal.lock(), Some(true), "{strategy} lost a write");
         assert!(report.bytes_copied + report.bytes_zero >= SIZE / 3, "{report:?}");
+    }
+}
+
+/// Somebody has worked on source or target while no process ran. What the map says of chunks is compared before it counts.
+#[tokio::test(start_paused = true)]
+async fn what_was_changed_while_no_process_ran_is_found_and_copied_again_with_every_strategy() {
+    for strategy in STRATEGIES {
+        for changes_source in [true, false] {
+            let page_chunks = 64;
+            let (map, world) = (map_device(SIZE), World::new(7, SIZE).await);
+            let any = MoveOptions { strategy, verify: Verify::Off, ..options() };
+            let first = MoveOptions { bandwidth: Some(5_000_000), ..any.clone() };
+            let first = ProcessRun::begin(world, &map, page_chunks, first).await;
+            until(&first.control, |progress| progress.bytes_done > 10 << 20).await;
+            first.control.pause();
+            first.world.env.sleep(TWO_LOOKS).await;
+            let world = first.die();
+            let changed = if changes_source { &world.source } else { &world.target };
+            changed.put(5 * CHUNK, &[0x5a; CHUNK as usize]).await;
+            let progress_map = map_of_pages(&map, SIZE, 1, page_chunks).await;
+            let digests = DeviceDigests::new(world.target.device("its digests"), BufferPool::new(Bytes::mib(8)));
+            let progress_map = Some(progress_map.compared_by(Arc::new(digests)));
+            let context = MigrationContext { progress_map, target_is_fresh: false, ..world.context() };
+            let (_, work) = world.start_with(context, any).await;
+            let report = switched(work).await;
+            let is_equal = *world.journal.equal.lock();
+            assert_eq!(is_equal, Some(true), "{strategy} believed the map");
+            assert!(report.bytes_rechecked >= 9 << 20, "{} were compared", Bytes(report.bytes_rechecked));
+            assert!(report.bytes_copied < 6 << 20 || strategy == Strategy::MirrorPaper, "{strategy} copied all again");
+        }
     }
 }

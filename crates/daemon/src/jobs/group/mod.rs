@@ -81,7 +81,9 @@ impl Daemon {
         match outcome {
             Ok(enlisted) => Ok(enlisted.into_iter().map(|enlisted| self.begin(enlisted)).collect()),
             Err(error) => {
-                targets.iter().for_each(|(target, layers)| self.discard_unused(target, layers));
+                for (target, layers) in &targets {
+                    self.discard_unused(target, layers).await;
+                }
                 Err(error)
             }
         }

@@ -365,12 +365,12 @@ impl Backends for Disks {
         }
     }
 
-    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+    fn discard<'a>(&'a self, target: &'a PreparedTarget, _: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>> {
         self.note_thread();
         if self.check(target).is_ok() {
             self.files.lock().remove(target.spec.path());
         }
-        Ok(())
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn retire(&self, source: &Retiring<'_>, _: &Path) -> Result<Retired, TargetError> {

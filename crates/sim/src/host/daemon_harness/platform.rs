@@ -145,6 +145,28 @@ impl ProcessView {
         Ok(peer.counted(host, device))
     }
 
+    /// Undoes what was made ready.
+    fn take_back(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        if let Some(number) = surrogate::store_of(target.spec.path()) {
+            if self.process.step() {
+                self.host.discard_surrogate(number);
+            }
+            return Ok(());
+        }
+        let host = self.host.with_place(target.spec.path());
+        let Ok((side, place, disk)) = host.place(target.spec.path()) else { return Ok(()) };
+        if !self.process.step() || place.number != target.number() {
+            return Ok(());
+        }
+        host.check_put_away(side, "discarded");
+        disk.revoke("the move to it was undone");
+        // A file that was there before is left, empty: to whoever comes next that is a new one. A block device is left as it is.
+        if target.origin != TargetOrigin::BlockDevice {
+            host.shared.daemon_harness.places.lock()[side].exists = false;
+        }
+        Ok(())
+    }
+
     /// The newest epoch that this life knows of the volume of `host`.
     fn known_of(&self, host: &Host) -> u64 {
         self.known[host.shared.number].load(Ordering::Relaxed)
@@ -283,25 +305,8 @@ impl Backends for ProcessView {
         }
     }
 
-    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
-        if let Some(number) = surrogate::store_of(target.spec.path()) {
-            if self.process.step() {
-                self.host.discard_surrogate(number);
-            }
-            return Ok(());
-        }
-        let host = self.host.with_place(target.spec.path());
-        let Ok((side, place, disk)) = host.place(target.spec.path()) else { return Ok(()) };
-        if !self.process.step() || place.number != target.number() {
-            return Ok(());
-        }
-        host.check_put_away(side, "discarded");
-        disk.revoke("the move to it was undone");
-        // A file that was there before is left, empty: to whoever comes next that is a new one. A block device is left as it is.
-        if target.origin != TargetOrigin::BlockDevice {
-            host.shared.daemon_harness.places.lock()[side].exists = false;
-        }
-        Ok(())
+    fn discard<'a>(&'a self, target: &'a PreparedTarget, _: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>> {
+        Box::pin(std::future::ready(self.take_back(target)))
     }
 
     fn retire(&self, source: &Retiring<'_>, _: &Path) -> Result<Retired, TargetError> {
