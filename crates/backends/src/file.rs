@@ -70,6 +70,8 @@ pub struct FileBackend {
     /// Somebody has made the file shorter than the volume. What was written behind its end is lost, whatever becomes of the
     /// file later.
     was_cut: AtomicBool,
+    /// Whether every write looks for that first: the next one may make the file as long as it was.
+    guards_length: AtomicBool,
     can: zeroes::Abilities,
     /// The last run of data that was found. Treating a hole as data is always safe, so writers need not update it.
     data_run: Mutex<Option<Extent>>,
@@ -333,6 +335,12 @@ impl FileBackend {
         self.sync_failure.check(&self.path)
     }
 
+    /// Looks before every write whether somebody has made the file shorter, or no more. It is for a target: what it has lost
+    /// nobody would copy again.
+    pub fn guard_length(&self, guards: bool) {
+        self.guards_length.store(guards, Ordering::Relaxed);
+    }
+
     /// Refuses to promise anything of a file that somebody has made shorter than the volume.
     fn check_length(&self) -> Result<()> {
         if self.is_block_device || self.advertised.is_some() {
@@ -383,6 +391,11 @@ impl BlockDevice for FileBackend {
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
         let extent = mutation.extent();
+        if self.guards_length.load(Ordering::Relaxed)
+            && let Err(error) = self.check_length()
+        {
+            return ready(Err(error));
+        }
         match mutation.kind() {
             MutationKind::Data(data) if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX => {
                 let outcome = write_full(&self.file, extent.offset.0, data, false);

@@ -245,6 +245,7 @@ impl Daemon {
         {
             // The name may have changed between the look and the opening.
             backend.check_is(prepared).map_err(other)?;
+            backend.guard_length(true);
             if let Some(tombstone) = backend.tombstone().await?
                 && tombstone.volume.as_deref() == Some(&*volume.name)
                 && tombstone.epoch >= volume.document().epoch

@@ -185,6 +185,7 @@ impl OpenBackend {
     /// From now on the volume's clients rely on it, and on nothing else.
     pub(crate) fn serve_guest(&self) {
         self.export.iter().for_each(|export| export.serve_guest());
+        self.backend.iter().for_each(|backend| backend.guard_length(false));
     }
 
     /// Opens and locks what `spec` names. `helpers` carry out what its device may hold for ever.

@@ -199,6 +199,7 @@ impl FileBackend {
             memory_alignment: alignment.memory as usize,
             sync_failure: Latch::default(),
             was_cut: AtomicBool::new(false),
+            guards_length: AtomicBool::new(false),
             can: zeroes::Abilities::default(),
             data_run: Mutex::new(None),
         })

@@ -292,3 +292,26 @@ async fn what_lies_behind_the_end_of_a_file_that_was_cut_is_no_hole() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_target_that_was_cut_takes_no_write_that_would_hide_it() {
+    let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+    let disk = directory();
+    for (cache, place) in
+        [(CacheMode::Direct, disk.path()), (CacheMode::Page, disk.path()), (CacheMode::Auto, memory.path())]
+    {
+        let path = place.join(cache.name());
+        file_of(&path, 4 << 20);
+        let backend = open(&path, cache, &OpenOptions::default()).await;
+        let device = device(&backend);
+        backend.guard_length(true);
+        device.write(data(0, 65536, 1)).await.expect("written");
+        let file = std::fs::File::options().write(true).open(&path).expect("it opens");
+        file.set_len(0).expect("cut");
+        let end = (4 << 20) - 65536;
+        let error = device.write(data(end, 65536, 1)).await.expect_err("it would be as long as before");
+        assert!(error.context().contains("was made shorter"), "{error}");
+        file.set_len(4 << 20).expect("extended");
+        device.write(data(end, 65536, 1)).await.expect_err("what was written before is lost for good");
+    }
+}

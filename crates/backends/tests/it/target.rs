@@ -7,7 +7,7 @@ use block::{Bytes, ErrorKind};
 use env::RealEnv;
 use transhume_backends::{
     BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, Retiring, SourceIdentity, TargetError,
-    TargetOrigin, TargetRequest, is_deleted, prepare_target, retire_source,
+    TargetOrigin, TargetRequest, Tombstone, is_deleted, prepare_target, retire_source,
 };
 
 use crate::support::{Loop, SmallFileSystem, directory, file_of, run};
@@ -297,6 +297,25 @@ fn deleting_a_large_retired_file_leaves_nothing_but_what_has_another_name() {
     retire_source(&Retiring::by_name(&source, 2), directory.path()).expect("renamed").delete().expect("deleted");
     assert!(is_deleted(&Retiring::by_name(&source, 2)).expect("looked"));
     assert_eq!(std::fs::metadata(&other).expect("there").len(), 100 << 20, "the other name has lost its bytes");
+}
+
+#[tokio::test]
+async fn what_a_tombstone_says_is_read_from_the_device() {
+    let directory = directory();
+    let backing = directory.path().join("backing");
+    file_of(&backing, 1 << 20);
+    let device = Loop::over(&backing, &[]);
+    for (epoch, volume) in [(7, None), (8, Some("web1"))] {
+        let source = Retiring { volume, ..Retiring::by_name(&device.path, epoch) };
+        let retired = retire_source(&source, directory.path()).expect("marked");
+        let opened =
+            FileBackend::open(&BackendSpec::file(&device.path), &OpenOptions::default(), &RealEnv::new()).await;
+        let found = opened.expect("it opens").tombstone().await.expect("read");
+        assert_eq!(found, Some(Tombstone { epoch, volume: volume.map(str::to_owned) }));
+        retired.restore().expect("restored");
+    }
+    let opened = FileBackend::open(&BackendSpec::file(&device.path), &OpenOptions::default(), &RealEnv::new()).await;
+    assert_eq!(opened.expect("it opens").tombstone().await.expect("read"), None);
 }
 
 #[test]

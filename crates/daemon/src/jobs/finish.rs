@@ -106,6 +106,7 @@ async fn undo(
     daemon.state.drop_progress(&volume.name);
     record_undo(volume, (state, &error)).await;
     drop(target);
+    job.let_go_of_target();
     let error = with_rest(error, daemon.discard_target(volume).await);
     end(daemon, volume, job, state, report, Some(error)).await;
 }

@@ -338,6 +338,14 @@ impl JobHandle {
         self.inner.lock().job.request.clone()
     }
 
+    /// Its target is to be taken back: the lock on it goes with the last who has it open.
+    pub(crate) fn let_go_of_target(&self) {
+        let mut inner = self.inner.lock();
+        if let Goal::File(_) = inner.target {
+            inner.target = Goal::Plain;
+        }
+    }
+
     /// When its target was changed last, if that is a file.
     fn target_times(&self) -> Option<ImageTimes> {
         match &self.inner.lock().target {

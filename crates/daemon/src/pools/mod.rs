@@ -289,7 +289,7 @@ impl<K: PoolKind> Pools<K> {
                 self.context.discard(before).await;
             }
             Err(_) => {
-                for store in &made {
+                if let Some(store) = &made {
                     self.context.discard(store).await;
                 }
                 self.context.disclaim(std::slice::from_ref(&place));

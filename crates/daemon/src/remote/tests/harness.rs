@@ -287,7 +287,7 @@ pub(super) struct Disks {
 }
 
 #[derive(Clone)]
-struct File {
+pub(super) struct File {
     number: u64,
     device: Device,
 }
@@ -311,7 +311,7 @@ impl Disks {
         self.threads.lock().insert(name);
     }
 
-    fn file(&self, path: &Path) -> std::io::Result<File> {
+    pub(super) fn file(&self, path: &Path) -> std::io::Result<File> {
         self.files.lock().get(path).cloned().ok_or_else(|| OsErrorKind::NotFound.into())
     }
 }

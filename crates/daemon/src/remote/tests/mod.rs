@@ -3,6 +3,7 @@
 mod fake_arbiter;
 mod harness;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -73,6 +74,62 @@ async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
         incoming.is_some_and(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
     };
     pair.wait("it is taken", is_taken).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_waits_for_a_target_that_somebody_has_and_takes_nothing_back() {
+    let mut pair = Pair::start().await;
+    pair.attach().await;
+    pair.a.core().start_move("x", slow("file:/disks/y")).await.expect("it begins");
+    pair.wait("it begins", || pair.a.volume("x").job().is_some_and(|job| job.has_begun())).await;
+    pair.a.kill();
+    pair.a.disks.locked.lock().insert("/disks/y".into());
+    pair.a.start().await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let job = pair.a.core().jobs().remove(0);
+    assert_eq!(job.state, JobState::Queued, "{:?}", job.error);
+    assert!(job.error.is_some_and(|error| error.message.contains("somebody has it")));
+    assert!(pair.a.disks.file(Path::new("/disks/y")).is_ok(), "what somebody has was removed");
+    assert_eq!(Pair::contents(&pair.a, "x").await, vec![7; 1 << 20]);
+    pair.a.disks.locked.lock().clear();
+    pair.a.core().job_over("x").await;
+    let job = pair.a.core().jobs().remove(0);
+    assert_eq!(job.state, JobState::Done, "{:?}", job.error);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_move_that_waits_for_its_target_after_a_start_is_cancelled_at_once() {
+    let mut pair = Pair::start().await;
+    pair.attach().await;
+    pair.a.core().start_move("x", slow("file:/disks/y")).await.expect("it begins");
+    pair.wait("it begins", || pair.a.volume("x").job().is_some_and(|job| job.has_begun())).await;
+    pair.a.kill();
+    pair.a.disks.locked.lock().insert("/disks/y".into());
+    pair.a.start().await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    pair.a.core().steer("x", "cancel").await.expect("it may be cancelled");
+    tokio::time::timeout(Duration::from_secs(1), pair.a.core().job_over("x")).await.expect("it ends at once");
+    assert_eq!(pair.a.core().jobs().remove(0).state, JobState::Cancelled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_image_somebody_has_comes_back_by_itself_or_is_detached() {
+    let mut pair = Pair::start().await;
+    for is_detached in [false, true] {
+        pair.attach().await;
+        pair.a.kill();
+        pair.a.disks.locked.lock().insert("/disks/x".into());
+        pair.a.start().await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(pair.a.volume("x").slot().is_none(), "it is served");
+        if !is_detached {
+            pair.a.disks.locked.lock().clear();
+            pair.wait("it is served", || pair.a.volume("x").slot().is_some()).await;
+            assert_eq!(Pair::contents(&pair.a, "x").await, vec![7; 1 << 20]);
+        }
+        pair.a.core().detach("x").await.expect("it is detached");
+        pair.a.disks.locked.lock().clear();
+    }
 }
 
 #[tokio::test(start_paused = true)]
