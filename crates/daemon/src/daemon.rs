@@ -345,7 +345,7 @@ impl Daemon {
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
-        descriptors::require_room()?;
+        self.require_descriptors()?;
         let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
         let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
 
@@ -389,6 +389,12 @@ impl Daemon {
         }
         self.admit(Arc::clone(&volume));
         Ok(volume)
+    }
+
+    /// Refuses a volume for which there may be too few file descriptors.
+    pub(crate) fn require_descriptors(&self) -> Result<()> {
+        let alone = self.volumes().iter().filter(|volume| volume.connections() == 0).count();
+        descriptors::require_room(alone)
     }
 
     fn refuse_known(&self, new: &NewVolume) -> Result<()> {

@@ -10,12 +10,16 @@ use std::fs::File;
 use std::os::fd::RawFd;
 
 use api::v1::{Error, ErrorCode};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::problem::{DESCRIPTORS_HINT, Result};
 
-/// What clients of volumes do not get.
+/// What clients of volumes do not get, and the part of all that it is at most.
 const KEPT_FROM_CLIENTS: u64 = 32;
+const KEPT_PART: u64 = 16;
+/// What a volume needs that comes back at a start, with a client.
+const OF_A_VOLUME: u64 = 9;
 /// What only the API gets.
 const SPARE: usize = 8;
 
@@ -34,9 +38,14 @@ impl Usage {
         Self { used, limit: limit() }
     }
 
-    /// Whether no more volumes should come.
-    const fn is_short(self) -> bool {
-        self.used > self.limit / 10 * 9
+    /// Whether no more volumes should come; so many clients are still to come to those that are here.
+    const fn is_short(self, expected: u64) -> bool {
+        self.used + expected > self.limit / 10 * 9
+    }
+
+    /// How many volumes may come back at a start.
+    pub(crate) const fn volumes(self) -> usize {
+        (self.limit / 10 * 9).saturating_sub(self.used).div_euclid(OF_A_VOLUME) as usize
     }
 }
 
@@ -56,22 +65,34 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Refuses a volume for which there may be too few.
+/// Refuses a volume for which there may be too few; `expected` clients are still to come to the others.
 ///
 /// # Errors
 /// More than nine tenths are used.
-pub(crate) fn require_room() -> Result<()> {
+pub(crate) fn require_room(expected: usize) -> Result<()> {
     let usage = Usage::now();
-    if !usage.is_short() {
+    if !usage.is_short(expected as u64) {
         return Ok(());
     }
+    Err(shortage(usage))
+}
+
+/// The error of a volume for which there are too few.
+pub(crate) fn shortage(usage: Usage) -> Error {
     let message = format!("{} of {} file descriptors are used: there is no room for a volume", usage.used, usage.limit);
-    Err(Error::new(ErrorCode::DescriptorsShort, message).with_hint(DESCRIPTORS_HINT))
+    Error::new(ErrorCode::DescriptorsShort, message).with_hint(DESCRIPTORS_HINT)
 }
 
 /// Whether `descriptor`, the lowest that was free, is one that clients of volumes do not get.
 pub(crate) fn is_kept_from_clients(descriptor: RawFd) -> bool {
-    u64::try_from(descriptor).is_ok_and(|descriptor| descriptor >= limit().saturating_sub(KEPT_FROM_CLIENTS))
+    let limit = limit();
+    let kept = KEPT_FROM_CLIENTS.min(limit / KEPT_PART);
+    u64::try_from(descriptor).is_ok_and(|descriptor| descriptor >= limit.saturating_sub(kept))
+}
+
+/// Whether `error` says that none are left.
+pub(crate) fn are_none_left(error: &std::io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// Some that are let go of when no others are left, so that the API can still be asked.
@@ -103,8 +124,9 @@ mod tests {
 
     #[test]
     fn volumes_are_refused_before_clients_are_and_the_api_has_some_of_its_own() {
-        let is_short = |used| Usage { used, limit: 1024 }.is_short();
-        assert!(!is_short(900) && is_short(919));
+        let is_short = |used, expected| Usage { used, limit: 1024 }.is_short(expected);
+        assert!(!is_short(900, 0) && is_short(919, 0) && is_short(900, 20));
+        assert_eq!([900, 1000].map(|used| Usage { used, limit: 1024 }.volumes()), [2, 0]);
         let usage = Usage::now();
         assert!(usage.used > 2 && usage.used < usage.limit, "{usage:?}");
         let limit = RawFd::try_from(usage.limit.min(1 << 30)).expect("small");

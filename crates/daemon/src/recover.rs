@@ -21,6 +21,7 @@ use migrate::Phase;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::daemon::Daemon;
+use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
@@ -51,8 +52,13 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let (back, is_back) = oneshot::channel();
     // Before any that waited can take one: volumes come back in no order.
     let running_jobs: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
-    let all =
-        join_all(volumes.iter().zip(running_jobs).map(|(volume, place)| recover_volume_aside(daemon, volume, place)));
+    let usage = Usage::now();
+    let (now, later) = volumes.split_at(usage.volumes().min(volumes.len()));
+    later.iter().for_each(|volume| volume.set_problem(descriptors::shortage(usage)));
+    if !later.is_empty() {
+        later::recover_later(daemon, later);
+    }
+    let all = join_all(now.iter().zip(running_jobs).map(|(volume, place)| recover_volume_aside(daemon, volume, place)));
     {
         let (daemon, env) = (Arc::clone(daemon), Arc::clone(&daemon.env));
         env.spawn(Box::pin(async move {

@@ -12,7 +12,8 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::clients::SocketOwner;
-use crate::problem::{Result, of_state};
+use crate::descriptors::are_none_left;
+use crate::problem::{DESCRIPTORS_HINT, Result, of_state};
 
 /// What the socket of an adopted disk is called in the volume's directory.
 pub(crate) const SOCKET_NAME: &str = "nbd.sock";
@@ -96,6 +97,7 @@ async fn refuse_taken(path: &Path, env: &dyn Env) -> Result<()> {
     match env::timeout(env, PROBE_LIMIT, tokio::net::UnixStream::connect(path)).await {
         Some(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => Ok(()),
         Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Some(Err(error)) if are_none_left(&error) => Err(cannot_listen(path, &error)),
         Some(Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             taken(format!("the socket {shown} belongs to somebody else: {error}"), "choose another path")
         }
@@ -166,6 +168,10 @@ fn beside(path: &Path, random: u64) -> PathBuf {
 fn cannot_listen(path: &Path, error: &std::io::Error) -> Error {
     let shown = path.display();
     match error.kind() {
+        _ if are_none_left(error) => {
+            Error::new(ErrorCode::DescriptorsShort, format!("cannot listen on the socket {shown}: {error}"))
+                .with_hint(DESCRIPTORS_HINT)
+        }
         std::io::ErrorKind::NotFound => {
             Error::new(ErrorCode::BackendMissing, format!("there is no directory for the socket {shown}"))
                 .with_hint("create it, or choose another path")

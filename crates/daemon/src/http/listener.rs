@@ -7,11 +7,10 @@ use std::time::Duration;
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use env::EnvRef;
-use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::audit::Peer;
-use crate::descriptors::Spare;
+use crate::descriptors::{Spare, are_none_left};
 
 /// How long accepting rests after it failed.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -57,10 +56,6 @@ impl Listener for ApiListener {
     fn local_addr(&self) -> io::Result<Self::Addr> {
         self.listener.local_addr()
     }
-}
-
-fn are_none_left(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 impl Connected<IncomingStream<'_, ApiListener>> for Peer {

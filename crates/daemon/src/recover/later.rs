@@ -36,3 +36,21 @@ pub(super) fn read_journal_later(daemon: &Arc<Daemon>, name: &str) {
         recover_volume_aside(&daemon, &volume, place).await;
     }));
 }
+
+/// Brings `volumes` back, one after the other, once there are file descriptors for each.
+pub(super) fn recover_later(daemon: &Arc<Daemon>, volumes: &[Arc<Volume>]) {
+    let (daemon, volumes) = (Arc::clone(daemon), volumes.to_vec());
+    let env = Arc::clone(&daemon.env);
+    env.spawn(Box::pin(async move {
+        for volume in volumes {
+            while daemon.has(&volume) && daemon.require_descriptors().is_err() {
+                daemon.env.sleep(REST).await;
+            }
+            if daemon.has(&volume) {
+                let place = place_of(&daemon, &volume);
+                // One that hangs keeps no other.
+                let _ = env::timeout(&*daemon.env, REST, recover_volume_aside(&daemon, &volume, place)).await;
+            }
+        }
+    }));
+}
