@@ -393,8 +393,9 @@ impl Daemon {
 
     /// Refuses a volume for which there may be too few file descriptors.
     pub(crate) fn require_descriptors(&self) -> Result<()> {
+        // A client of each that has none, and rings for it.
         let alone = self.volumes().iter().filter(|volume| volume.connections() == 0).count();
-        descriptors::require_room(alone)
+        descriptors::require_room(3 * alone)
     }
 
     fn refuse_known(&self, new: &NewVolume) -> Result<()> {

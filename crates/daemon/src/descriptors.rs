@@ -65,7 +65,7 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Refuses a volume for which there may be too few; `expected` clients are still to come to the others.
+/// Refuses a volume for which there may be too few; so many are `expected` to be used by the others.
 ///
 /// # Errors
 /// More than nine tenths are used.
