@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
+use backends::ImageError;
 use vm::{DiskState, Graph, ProcessState};
 
 use super::monitor::Vm;
@@ -122,7 +123,15 @@ impl Daemon {
             );
             return Error::new(ErrorCode::BackendLocked, format!("the backend: {}", error.chain())).with_hint(hint);
         }
-        of_backend(error, "the backend")
+        let of_backend = of_backend(error, "the backend");
+        match is_adopted && ImageError::of(error).is_some() {
+            true => of_backend.with_hint(format!(
+                "put back the one that was served, and it is served again; if this one is meant, end the VM and `transhume \
+                 release {}`",
+                volume.name
+            )),
+            false => of_backend,
+        }
     }
 
     /// Whoever writes beside us writes what no map knows: a move that goes on later copies everything again.
