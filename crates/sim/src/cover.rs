@@ -4,6 +4,9 @@
 //! probability, events, and events in a phase. What only a few seeds contain is given more seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use migrate::Phase;
 
 use crate::fault_event::When;
 use crate::occurrence::Occurrence;
@@ -15,19 +18,102 @@ const TOLD_MIN: u64 = 30;
 /// So many seeds are played at least.
 pub const SEEDS_MIN: u64 = 4;
 
+/// So many are too few to say how many were missed.
+const PHASED_MIN: u64 = 20;
+/// More of 100 are missed where their phase hardly ever comes.
+const MISSED_MAX_PERCENT: u64 = 40;
+
+/// Whether every move that goes well comes to `phase`. To the others only some come: what is told of those may be missed.
+#[must_use]
+pub const fn comes_always(phase: Phase) -> bool {
+    use Phase::{Committed, Committing, Copying, Done, PreSwitch, Preparing, Quiescing, Switched};
+    matches!(phase, Preparing | Copying | PreSwitch | Quiescing | Committing | Committed | Switched | Done)
+}
+
+/// How often something was told to happen in a phase, and how often it did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhasedCount {
+    told: u64,
+    missed: u64,
+}
+
+impl PhasedCount {
+    /// Whether so much was missed that what it was told for is not shown.
+    #[must_use]
+    pub const fn misses_too_often(&self) -> bool {
+        self.told >= PHASED_MIN && self.missed * 100 > self.told * MISSED_MAX_PERCENT
+    }
+}
+
+impl fmt::Display for PhasedCount {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "told {}, happened {}", self.told, self.told - self.missed)
+    }
+}
+
+/// What was told to happen in phases.
+#[derive(Clone, Debug, Default)]
+pub struct Phased {
+    counts: BTreeMap<(Phase, &'static str), PhasedCount>,
+}
+
+impl Phased {
+    fn add(&mut self, instance: &Scenario, result: &ScenarioResult) {
+        if result.violation.is_some() {
+            // It has ended before its time.
+            return;
+        }
+        for event in &instance.events {
+            if let When::In(phase) = event.when {
+                self.counts.entry((phase, event.what.name())).or_default().told += 1;
+            }
+        }
+        for (phase, what) in &result.missed {
+            self.counts.entry((*phase, what.name())).or_default().missed += 1;
+        }
+    }
+
+    /// Adds what another has counted.
+    pub fn add_all(&mut self, other: &Self) {
+        for (key, count) in &other.counts {
+            let sum = self.counts.entry(*key).or_default();
+            (sum.told, sum.missed) = (sum.told + count.told, sum.missed + count.missed);
+        }
+    }
+
+    /// Each phase, what was told of it, and how often.
+    pub fn each(&self) -> impl Iterator<Item = (Phase, &'static str, PhasedCount)> {
+        self.counts.iter().map(|((phase, what), count)| (*phase, *what, *count))
+    }
+}
+
 /// What has occurred over some seeds of a scenario.
 pub struct Cover {
     scenario: &'static NamedScenario,
     seeds: u64,
     told: BTreeMap<Occurrence, u64>,
     occurred: BTreeSet<Occurrence>,
+    phased: Phased,
 }
 
 impl Cover {
     /// Of no seeds yet.
     #[must_use]
     pub const fn new(scenario: &'static NamedScenario) -> Self {
-        Self { scenario, seeds: 0, told: BTreeMap::new(), occurred: BTreeSet::new() }
+        let phased = Phased { counts: BTreeMap::new() };
+        Self { scenario, seeds: 0, told: BTreeMap::new(), occurred: BTreeSet::new(), phased }
+    }
+
+    /// Whose seeds they are.
+    #[must_use]
+    pub const fn scenario(&self) -> &'static NamedScenario {
+        self.scenario
+    }
+
+    /// What was told to happen in phases.
+    #[must_use]
+    pub const fn phased(&self) -> &Phased {
+        &self.phased
     }
 
     /// Of one more.
@@ -37,6 +123,7 @@ impl Cover {
             *self.told.entry(what).or_default() += 1;
         }
         self.occurred.extend(result.occurred.iter().copied());
+        self.phased.add(instance, result);
     }
 
     /// How many seeds there were.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use transhume_sim::cover::{Phased, PhasedCount, comes_always};
 use transhume_sim::scenarios::{NamedScenario, SCENARIOS};
 
 use super::Player;
@@ -15,7 +16,11 @@ impl Player {
         let (turn, turns) = self.arguments.turn.unwrap_or((0, 1));
         let scenarios = || {
             let in_turn = SCENARIOS.iter().skip(turn).step_by(turns);
-            in_turn.filter(|scenario| named.is_none_or(|named| named.name == scenario.name))
+            let is_meant = |scenario: &&NamedScenario| match named {
+                Some(named) => named.name == scenario.name,
+                None => scenario.unmended().is_none(),
+            };
+            in_turn.filter(is_meant)
         };
         let next = AtomicUsize::new(0);
         let worker = || {
@@ -40,7 +45,7 @@ impl Player {
 
     /// Whether what was played has shown all that it must; says what it has not.
     pub(super) fn is_covered(&self) -> bool {
-        let mut is_whole = true;
+        let mut is_whole = self.are_phases_met();
         for (name, cover) in &*self.covers() {
             let (missing, untrue) = (cover.missing(), cover.untrue());
             is_whole &= missing.is_empty() && untrue.is_empty();
@@ -56,5 +61,27 @@ impl Player {
             }
         }
         is_whole
+    }
+
+    /// Says of everything that was told to happen in a phase how often it did. False if too little of something has, where no
+    /// machine moves.
+    fn are_phases_met(&self) -> bool {
+        let [mut others, mut machines] = [Phased::default(), Phased::default()];
+        for cover in self.covers().values() {
+            let all = if cover.scenario().is_about_machines() { &mut machines } else { &mut others };
+            all.add_all(cover.phased());
+        }
+        for (whose, phased) in [("", &others), (" of machines", &machines)] {
+            for (phase, what, count) in phased.each() {
+                println!("{what} in {}{whose}: {count}", phase.name());
+            }
+        }
+        let mut is_met = true;
+        let is_amiss = |(phase, _, count): &(_, _, PhasedCount)| comes_always(*phase) && count.misses_too_often();
+        for (phase, what, count) in others.each().filter(is_amiss) {
+            println!("MISSING {what} in {}: {count}", phase.name());
+            is_met = false;
+        }
+        is_met
     }
 }

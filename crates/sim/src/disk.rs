@@ -11,6 +11,7 @@
 //! A dead process's requests go on for a while, as direct IO does; [`Disk::open`] waits for them, as the lock on a
 //! backend does, and [`Disk::open_at_once`] is the mistake of not waiting.
 
+mod away;
 mod below;
 mod landing;
 mod opened;
@@ -25,6 +26,7 @@ use env::Moment;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+pub use away::Absence;
 pub(crate) use below::{Below, UnderWay};
 pub use timing::Timing;
 
@@ -87,6 +89,7 @@ struct State {
     space: Option<Bytes>,
     is_lost: bool,
     is_full: bool,
+    away: away::Away,
     /// Nothing is answered before this, and what is written lands no earlier.
     silent_until: Moment,
     fence: Fence,
@@ -115,6 +118,7 @@ impl Disk {
             space: None,
             is_lost: false,
             is_full: false,
+            away: away::Away::default(),
             silent_until: Moment::default(),
             fence: Fence::default(),
             limits: Limits::default(),
@@ -150,6 +154,7 @@ impl Disk {
 
     /// Opens it for a process that knows of `epoch`, once nothing of those before it is on its way any more.
     pub async fn open(&self, epoch: u64) -> Device {
+        self.no_longer_hanging().await;
         loop {
             let settled = self.shared.settled.notified();
             if self.state().orphans == 0 {
@@ -179,7 +184,7 @@ impl Disk {
             state.grants += 1;
             state.grants
         };
-        Device::new(self.shared.name, opened::Opened { disk: self.clone(), grant, epoch })
+        Device::new(self.shared.name, opened::Opened { disk: self.clone(), grant, epoch, has_lost_flush: false.into() })
     }
 
     /// Waits until somebody asks it to write.

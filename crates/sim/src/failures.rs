@@ -31,6 +31,12 @@ type Judge = Box<dyn Fn() -> [bool; 2] + Send>;
 #[derive(Default)]
 struct State {
     judge: Option<Judge>,
+    /// Told of every flush that has lost what it covered.
+    when_lost: Option<Box<dyn Fn() + Send>>,
+    /// There was one.
+    has_lost: bool,
+    /// Something that alone has a part of the volume has failed a request: whatever is over it may go on to fail.
+    has_layer_failed: bool,
     /// In the order of their moments.
     failures: Vec<Failure>,
 }
@@ -47,14 +53,40 @@ impl Failures {
         self.state.lock().judge = Some(Box::new(judge));
     }
 
+    /// From now on `told` is called whenever a flush of a disk that counts has lost for good what it covered.
+    pub(crate) fn tell_losses(&self, told: impl Fn() + Send + 'static) {
+        self.state.lock().when_lost = Some(Box::new(told));
+    }
+
     /// The scenario is over.
     pub(crate) fn close(&self) {
-        self.state.lock().judge = None;
+        let mut state = self.state.lock();
+        (state.judge, state.when_lost) = (None, None);
+    }
+
+    /// A flush has lost what it covered, and whoever has the disk open knows it.
+    pub(crate) fn note_lost(&self) {
+        if let Some(told) = &self.state.lock().when_lost {
+            told();
+        }
+    }
+
+    /// Whether the failure of any flush so far may have cost anything: those of disks that were only away have not.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.state.lock().has_lost
+    }
+
+    /// A request to `side` fails, and nothing of what was answered before is lost by that.
+    fn note_refused(&self, side: usize, verb: Verb, extent: Extent, at: Moment) {
+        let has_lost = self.has_lost();
+        self.note(side, verb, extent, at);
+        self.state.lock().has_lost = has_lost;
     }
 
     /// A request to `side` fails.
     pub(crate) fn note(&self, side: usize, verb: Verb, extent: Extent, at: Moment) {
         let mut state = self.state.lock();
+        state.has_lost |= verb == Verb::Flush;
         if state.judge.as_ref().is_none_or(|judge| judge()[side]) {
             state.failures.push(Failure { at, verb, extent });
         }
@@ -76,7 +108,7 @@ impl Failures {
         // A failed flush that nobody was told of is told to a flush that comes later, on another connection.
         let since = if verb == Verb::Flush { Moment::default() } else { since };
         let state = self.state.lock();
-        state.failures.iter().rev().take_while(|failure| failure.at >= since).any(touches)
+        state.has_layer_failed || state.failures.iter().rev().take_while(|failure| failure.at >= since).any(touches)
     }
 }
 
@@ -85,11 +117,24 @@ impl Failures {
 pub(crate) struct Reporter {
     pub(crate) failures: Failures,
     pub(crate) side: usize,
+    /// What it holds lies elsewhere in the volume, and a request of anything may fail because of it.
+    pub(crate) is_layer: bool,
 }
 
 impl Reporter {
     pub(crate) fn note(&self, verb: Verb, extent: Extent, at: Moment) {
-        self.failures.note(self.side, verb, extent, at);
+        self.failures.note(self.side, verb, self.meant(extent), at);
+    }
+
+    /// What of the volume a request for `extent` is about.
+    fn meant(&self, extent: Extent) -> Extent {
+        self.failures.state.lock().has_layer_failed |= self.is_layer;
+        extent
+    }
+
+    /// The same of a disk that is away.
+    pub(crate) fn note_refused(&self, verb: Verb, extent: Extent, at: Moment) {
+        self.failures.note_refused(self.side, verb, self.meant(extent), at);
     }
 }
 

@@ -65,6 +65,44 @@ pub enum FaultEvent {
     ArbiterTrouble,
     /// What is committed there arrives late for a while.
     ArbiterLate,
+    /// Half of what the other host's daemon writes to its small files, and of the syncs of their directories, fails for a while.
+    PeerFilesFail,
+    /// The disk of the other host's journal, and of its daemon's files, takes nothing for a while.
+    PeerStoreFull,
+    /// The daemon ends, politely or not, and starts while this is away, which comes back later.
+    StartWithout(Part),
+    /// This is away for a while, under a daemon that runs. Nothing of it is lost.
+    Away(Part),
+    /// The next flush of this fails, and what it covered is lost. Later ones fail until it is opened again, as those of a file do.
+    FlushLost(Part),
+    /// The daemon ends, and starts with something else in the place of this.
+    StartExchanged(Part, Exchange),
+    /// The daemon ends, and somebody writes to the disk that holds the volume before it starts again.
+    ChangedBehind,
+}
+
+/// What of a volume may be away, or may not be what it was, when the daemon starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The disk that holds it: the base of whatever lies over that.
+    Source,
+    /// The target of its move.
+    Target,
+    /// The file of one of its snapshots.
+    Layer,
+    /// The store of its surrogate with this number.
+    Store(u32),
+    /// The flash of its cache.
+    Cache,
+}
+
+/// What is in the place of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exchange {
+    /// An empty one.
+    Blank,
+    /// What it was when the daemon was stopped the last time.
+    RolledBack,
 }
 
 impl FaultEvent {
@@ -101,6 +139,18 @@ impl FaultEvent {
             Self::WrongEpoch => "wrong-epoch",
             Self::ArbiterTrouble => "arbiter-trouble",
             Self::ArbiterLate => "arbiter-late",
+            Self::PeerFilesFail => "neighbour-files-fail",
+            Self::PeerStoreFull => "neighbour-store-full",
+            Self::StartWithout(Part::Source) => "start-without-source",
+            Self::StartWithout(Part::Target) => "start-without-target",
+            Self::StartWithout(Part::Layer) => "start-without-layer",
+            Self::StartWithout(Part::Store(_)) => "start-without-store",
+            Self::StartWithout(Part::Cache) => "start-without-cache",
+            Self::Away(_) => "away",
+            Self::FlushLost(_) => "flush-lost",
+            Self::StartExchanged(_, Exchange::Blank) => "start-blank",
+            Self::StartExchanged(_, Exchange::RolledBack) => "start-rolled-back",
+            Self::ChangedBehind => "changed-behind",
         }
     }
 }
@@ -112,8 +162,8 @@ pub enum When {
     Sometime,
     /// So long after the move was asked for.
     After(Duration),
-    /// Up to 200 us after the move was first seen in this phase. If it does not come there within a minute,
-    /// the verdict says so.
+    /// Up to 200 us after the move was first seen in this phase, or past it where phases are short. If it does not come there within
+    /// a minute, the verdict says so.
     In(Phase),
 }
 

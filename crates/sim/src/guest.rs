@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use crate::disk::Disk;
 use crate::failures::{EVERYTHING, Failures, Verb};
 use crate::medium::SECTOR_BYTES;
 use crate::occurrence::Occurrence;
@@ -265,6 +266,27 @@ impl Guest {
         slow.chain(waits.open.values().map(|asked| (*asked, None))).collect()
     }
 
+    /// Somebody writes to a few places of `disk`, which holds it, while nobody serves it: durably.
+    pub(crate) fn change_behind(&self, disk: &Disk) {
+        for _ in 0..self.shared.rng.within(1..=4) {
+            let sectors = self.choose();
+            let mut history = self.history();
+            let bytes = history.bytes_of(&sectors);
+            let number = history.next_write();
+            let mut content = vec![0; (bytes.end - bytes.start) as usize];
+            pattern::fill(number, sectors.start, &mut content);
+            self.shared.world.fault("changed-behind", format_args!("write {number} of sectors {sectors:?}"));
+            let ticket = history.ask_write(sectors, Content::Written(number), false);
+            disk.fill(Bytes(bytes.start), &content);
+            history.write_done(&ticket, true);
+        }
+    }
+
+    /// A process that has served it has ended.
+    pub(crate) fn note_end_of_process(&self) {
+        self.history().take_back();
+    }
+
     /// Waits until a write of it is asked or answered.
     pub async fn wrote(&self) {
         self.shared.wrote.notified().await;
@@ -295,7 +317,9 @@ impl Guest {
                     self.shared.world.violate(Invariant::Converges, what);
                     return;
                 }
-                tries += 1;
+                if self.shared.world.absences().now == 0 {
+                    tries += 1;
+                }
                 // A disk that is lost comes back within 10 ms.
                 self.shared.world.sleep(Duration::from_millis(1)).await;
             }
@@ -332,7 +356,10 @@ impl Guest {
         self.end_flush(number, answer.is_err());
         self.note("flush", (Verb::Flush, EVERYTHING), since, &answer);
         self.shared.world.event(format_args!("{} flush answered", self.shared.name));
-        self.history().flush_done(&ticket, answer.is_ok());
+        match answer.is_ok() || self.shared.failures.has_lost() {
+            true => self.history().flush_done(&ticket, answer.is_ok()),
+            false => self.history().flush_refused(&ticket),
+        }
         answer.is_ok()
     }
 

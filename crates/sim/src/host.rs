@@ -14,6 +14,7 @@
 
 mod beside;
 mod daemon_harness;
+mod parts;
 mod setup;
 mod stored;
 
@@ -96,6 +97,7 @@ struct ProcessRun {
     /// Where requests and copies take their buffers from.
     pools: Vec<BufferPool>,
     flush_error_latch: FlushErrorLatch,
+    core: Option<daemon::Core>,
 }
 
 impl Host {
@@ -198,6 +200,7 @@ impl Host {
         if let Some(process) = run.process {
             process.kill().await;
         }
+        self.volumes().iter().for_each(|volume| volume.shared.guest.note_end_of_process());
         // Futures of a dead process that hold the slot or a device are gone; only the port may still have a lane.
         self.shared.port.hang_up();
         besides.iter().for_each(|volume| volume.shared.port.hang_up());

@@ -15,11 +15,16 @@
 //! | write error | any disk | up to 1 %; stores 70 % | one write fails; any part of it may have landed | the same; the two sides never differ unnoticed |
 //! | flush error | any disk | up to 60 % | what it covered is not made durable by any later flush | the guest is told, or another copy has it |
 //! | no space | target | once | data beyond a part of the volume is refused | the guest is not touched |
-//! | store full | journal and progress map | up to 4 times, 30 ms each | every write is refused | the guest is not touched, the job waits or ends |
-//! | file error | the daemon's files | half of them, up to 6 times, 30 ms each | a write leaves any beginning, a sync of a directory makes nothing durable | the journal that was acknowledged, and with it the volume's place |
+//! | store full | journal and progress map, on either host | up to 4 times, 30 ms each | every write is refused | the guest is not touched, the job waits or ends |
+//! | file error | the daemon's files, on either host | half of them, up to 6 times, 30 ms each | a write leaves any beginning, a sync of a directory makes nothing durable | the journal that was acknowledged, and with it the volume's place |
 //! | empty pool | buffers of copies and of the guest's connections | up to 5 times, 20 ms each | somebody else has every buffer that is free | all; who waits for a buffer holds nothing that others need |
 //! | clock step | all wall clocks | up to 6 times, two days at most | they jump, forward or back; the monotonic ones do not | all |
 //! | disk lost | target | up to 3 times | every request fails until it comes back | the same |
+//! | away at a start | the disk that holds the volume, the target, a snapshot's file, a surrogate's store, a cache's flash | up to 3 times, up to 8 s | the daemon ends, and starts while it is away: requests fail or wait, it cannot be opened or openings wait | everything. A guest's request may fail, and a volume may be down as long as it needs that disk |
+//! | away | the disk under a write-back cache | up to 3 times, up to 8 s | the same under a daemon that runs | everything |
+//! | flush lost | the disk under a cache or snapshots | once | one flush fails, what it covered is lost, and no later one succeeds until the disk is opened again | what was flushed before, and what is answered later |
+//! | exchanged | a cache's flash, one store of two | up to 2 times | the daemon ends, and starts with an older or an empty disk in that place | nothing of it is believed |
+//! | changed behind | the disk that holds the volume | up to 2 times | the daemon ends, and somebody writes to the disk before it starts | what was written |
 //! | stuck | any disk | up to 1 %; stores 5 % | a request takes up to 90 s | the guest waits for no target longer than the stated limit |
 //! | slow | any disk | up to 10 % | up to 50 ms at a twentieth of the speed | all |
 //! | offload refused, in part, failed | between source and target | 10 %, 10 %, 5 % | nobody knows what the target holds there | the engine copies it itself |

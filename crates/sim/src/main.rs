@@ -16,13 +16,13 @@ use env::{Env, RealEnv};
 use transhume_sim::cover::Cover;
 use transhume_sim::log::Keep;
 use transhume_sim::scenario::{Scenario, ScenarioResult};
-use transhume_sim::scenarios::{self, NamedScenario, SCENARIOS};
+use transhume_sim::scenarios::{self, NamedScenario, SCENARIOS, UNMENDED};
 use transhume_sim::shrink::{Shrunk, shrink};
 use transhume_sim::world::Violation;
 
 use tally::Totals;
 
-/// One seed of so many is played twice, and must give the same log. An odd number: every other seed plays a swarm.
+/// One seed of so many is played twice, and must give the same log. It has no factor in common with the turns of scenarios.
 const TWICE_EVERY: u64 = 49;
 /// With so many seeds of one scenario, everything that it must show has to occur.
 const COVER_SEEDS: u64 = 50;
@@ -246,7 +246,12 @@ fn print_shrunk(shrunk: &Shrunk) {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
-        SCENARIOS.iter().for_each(|scenario| println!("{:<16} {}", scenario.name, scenario.about));
+        for NamedScenario { name, about, .. } in SCENARIOS {
+            println!("{name:<16} {about}");
+        }
+        for (name, why) in UNMENDED {
+            println!("not played unless it is named: {name}: {why}");
+        }
         return ExitCode::SUCCESS;
     }
     if arguments.unproved {

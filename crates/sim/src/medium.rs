@@ -18,6 +18,7 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 const BLOCK_BYTES: u64 = block::BLOCK_BYTES;
 
 /// A sector whose newest bytes, those that reads see, are in a volatile cache.
+#[derive(Clone)]
 struct Unflushed {
     /// What certainly survives.
     durable: Place,
@@ -26,6 +27,7 @@ struct Unflushed {
     newest: Stamp,
 }
 
+#[derive(Clone)]
 struct Version {
     stamp: Stamp,
     bytes: Place,
@@ -48,7 +50,7 @@ impl Place {
 }
 
 /// Bytes of sectors that reads do not see any more. Its memory is used again and again.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Attic {
     bytes: Vec<u8>,
     free: Vec<Place>,
@@ -103,6 +105,7 @@ impl Attic {
 }
 
 /// Bytes, allocation and durability of one disk.
+#[derive(Clone)]
 pub(crate) struct Medium {
     size: Bytes,
     bytes: Vec<u8>,

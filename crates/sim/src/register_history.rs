@@ -54,6 +54,8 @@ struct Version {
     again: bool,
     /// The write that replaced it is durable.
     gone: bool,
+    /// It was answered well, and leaves nothing of what was there before.
+    settled: bool,
 }
 
 impl Version {
@@ -68,6 +70,7 @@ impl Version {
             seen: None,
             again: false,
             gone: false,
+            settled: true,
         }
     }
 
@@ -93,6 +96,8 @@ pub struct RegisterHistory {
     flushed: Vec<(Tick, Tick)>,
     /// When the last failed flush was answered: what was answered before it no flush covers any more.
     flush_failed: Tick,
+    /// When a disk has lost what it was to flush, and when that was last taken back with the end of a process.
+    lost: Option<(Tick, Option<Tick>)>,
 }
 
 impl RegisterHistory {
@@ -101,7 +106,7 @@ impl RegisterHistory {
         let originals: Vec<_> = (0..size.div_ceil(SECTOR_BYTES)).map(original).collect();
         let sectors = originals.iter().map(|_| Vec::new()).collect();
         let (outstanding, flushed) = (BTreeMap::new(), Vec::new());
-        Self { tick: 1, writes: 0, size, originals, sectors, outstanding, flushed, flush_failed: 0 }
+        Self { tick: 1, writes: 0, size, originals, sectors, outstanding, flushed, flush_failed: 0, lost: None }
     }
 
     /// How many sectors the volume has; the last may be short.
@@ -151,7 +156,7 @@ impl RegisterHistory {
         let asked = self.ask();
         for sector in sectors.clone() {
             self.forget(sector);
-            let version = Version { asked, answered: None, ..Version::original(content) };
+            let version = Version { asked, answered: None, settled: false, ..Version::original(content) };
             let (versions, original) = (&mut self.sectors[sector as usize], self.originals[sector as usize]);
             if versions.is_empty() {
                 versions.push(Version::original(original));
@@ -167,7 +172,7 @@ impl RegisterHistory {
         for sector in ticket.sectors.clone() {
             for version in &mut self.sectors[sector as usize] {
                 if version.asked == ticket.asked {
-                    version.answered = Some(answered);
+                    (version.answered, version.settled) = (Some(answered), !ticket.is_discard);
                 } else if !ticket.is_discard && version.answered.is_some_and(|answered| answered <= ticket.asked) {
                     if version.replaced.is_none() {
                         (version.replaced, version.replacing) = (Some(answered), ticket.asked);
@@ -265,6 +270,8 @@ impl RegisterHistory {
         if !success {
             self.flush_failed = now;
         } else if ticket.asked > self.flush_failed {
+            // What is there now stays there.
+            self.lost = self.lost.filter(|(_, taken_back)| taken_back.is_none_or(|tick| ticket.asked < tick));
             match self.flushed.last_mut() {
                 Some((from, through)) if *from == self.flush_failed => *through = (*through).max(ticket.asked),
                 _ => self.flushed.push((self.flush_failed, ticket.asked)),
@@ -275,6 +282,40 @@ impl RegisterHistory {
     /// A flush under way may have failed, and who knew of it is dead: what was answered before it no flush covers any more.
     pub fn flush_lost(&mut self) {
         self.flush_failed = self.step();
+    }
+
+    /// The flush was refused: it has covered nothing, and nothing is lost by that.
+    pub fn flush_refused(&mut self, ticket: &Ticket) {
+        self.answer(ticket.asked);
+    }
+
+    /// The disk that holds the volume has lost a flush: what was answered before and not flushed may go with the process that knows
+    /// of it.
+    pub fn note_lost(&mut self) {
+        self.flush_lost();
+        self.lost = Some((self.flush_failed, None));
+    }
+
+    /// The process has ended. If it knew of a flush that was lost, whoever comes after it finds anything of what was answered before
+    /// that, and all that was answered later.
+    pub fn take_back(&mut self) {
+        let Some((lost, _)) = self.lost else { return };
+        let now = self.step();
+        for sector in 0..self.sectors.len() {
+            let mut versions = std::mem::take(&mut self.sectors[sector]);
+            let later = versions.iter().filter(|version| version.settled && version.asked > lost);
+            let later: Vec<_> = later.map(|version| (version.asked, version.answered.unwrap_or(now))).collect();
+            for version in versions.iter_mut().filter(|version| version.replaced.is_some()) {
+                let follows = |asked: Tick| version.answered.is_some_and(|answered| answered <= asked);
+                let over = later.iter().filter(|(asked, _)| follows(*asked)).min_by_key(|(_, answered)| *answered);
+                if !self.is_gone(version) {
+                    (version.replacing, version.replaced) = over.map_or((0, None), |(asked, at)| (*asked, Some(*at)));
+                    version.overtaken = None;
+                }
+            }
+            self.sectors[sector] = versions;
+        }
+        self.lost = Some((lost, Some(now)));
     }
 
     fn is_gone(&self, version: &Version) -> bool {
@@ -315,6 +356,7 @@ impl RegisterHistory {
         }
         self.flushed.clear();
         self.flush_failed = 0;
+        self.lost = None;
     }
 
     /// Whether a write to `sector` is under way.

@@ -9,12 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::Bytes;
-use filters::CacheMode;
 use migrate::{MoveOptions, Phase, ProgressMap, Verify};
 
 use crate::clock;
 use crate::disk::{Faults, Timing};
-pub use crate::fault_event::{Event, FaultEvent, When};
+pub use crate::fault_event::{Event, Exchange, FaultEvent, Part, When};
 use crate::guest::{GuestReport, Load};
 use crate::host::{CacheSetup, Mistakes, Setup, Status, VOLUMES_MAX};
 use crate::log::Keep;
@@ -251,13 +250,8 @@ impl Scenario {
     }
 
     /// A flash cache lies over the volume, and somebody changes it while the guest works.
-    ///
-    /// # Panics
-    /// If faults are told of a flash that may alone have something: what it has is lost then.
     #[must_use]
-    pub fn cache(mut self, cache: CacheSetup) -> Self {
-        let is_clean = !cache.modes.contains(&CacheMode::WriteBack);
-        assert!(is_clean || cache.faults == Faults::default(), "a guest may lose what its cache has lost");
+    pub const fn cache(mut self, cache: CacheSetup) -> Self {
         self.setup.cache = Some(cache);
         self
     }
@@ -530,6 +524,19 @@ impl Scenario {
     pub fn and(mut self, word: impl Clause) -> Self {
         word.add_to(&mut self);
         self
+    }
+
+    /// Whether what lies over the volume's disk, and alone has what the guest has written, may fail a request.
+    pub(crate) fn has_failing_layers(&self) -> bool {
+        let fails = self.setup.cache.is_some_and(|cache| cache.may_hold() && cache.faults != Faults::default());
+        fails || self.events.iter().any(|event| matches!(event.what, FaultEvent::Away(Part::Cache | Part::Layer)))
+    }
+
+    /// Whether a flush may be lost for good that whoever has the disk open goes on to fail for.
+    pub(crate) fn loses_flushes(&self) -> bool {
+        let under_layers = self.setup.changes_layers && self.faults.iter().any(|faults| faults.flush_errors > 0.0);
+        let is_lost = |event: &Event| matches!(event.what, FaultEvent::FlushLost(_));
+        self.has_failing_layers() || under_layers || self.events.iter().any(is_lost)
     }
 
     /// Whether the target may come to hold what nobody wrote there, so that only a full comparison promises equality.

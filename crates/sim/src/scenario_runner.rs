@@ -1,5 +1,7 @@
 //! How a scenario is played.
 
+mod starts;
+
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
@@ -98,6 +100,7 @@ impl<'a> ScenarioRunner<'a> {
         let Some(()) = self.within(limit, "it is not over", self.first(), self.chaos()).await else { return };
         self.world.event(format_args!("the faults end"));
         self.seats.iter().for_each(Seat::end_faults);
+        self.reopen_what_has_lost().await;
         // All of them at once: what one waits for may be what another has.
         let ends = join_all(self.seats.iter().map(|seat| self.end_and_look(seat))).await;
         if ends.into_iter().all(|end| end.is_some()) {
@@ -209,7 +212,7 @@ impl<'a> ScenarioRunner<'a> {
         let mut phases = seat.host.phases();
         let seen = async {
             // The host lives as long as the scenario does.
-            let _ = phases.wait_for(|seen| *seen == Some(phase)).await;
+            let _ = phases.wait_for(|seen| seen.is_some_and(|seen| is_at_or_past(seen, phase))).await;
         };
         if self.limited(PHASE_LIMIT, seen).await.is_some() {
             self.world.sleep(self.rng.up_to(Duration::from_micros(200))).await;
@@ -321,6 +324,13 @@ impl<'a> ScenarioRunner<'a> {
             FaultEvent::WrongEpoch => seat.host.ask_under_wrong_epoch().await,
             FaultEvent::ArbiterTrouble => seat.host.trouble_with_arbiter(),
             FaultEvent::ArbiterLate => seat.host.delay_arbiter(),
+            FaultEvent::PeerFilesFail => self.fail_peer_files(seat),
+            FaultEvent::PeerStoreFull => self.fill_peer_store(seat),
+            FaultEvent::StartWithout(part) => return self.start_without(seat, part).await,
+            FaultEvent::Away(part) => return self.take_away(seat, part),
+            FaultEvent::FlushLost(part) => return self.lose_flush(seat, part),
+            FaultEvent::StartExchanged(part, exchange) => return self.start_exchanged(seat, part, exchange).await,
+            FaultEvent::ChangedBehind => return self.change_behind(seat).await,
             FaultEvent::Crash
             | FaultEvent::TargetLost
             | FaultEvent::Corruption
@@ -393,6 +403,28 @@ impl<'a> ScenarioRunner<'a> {
         self.world.spawn(async move {
             world.sleep(span).await;
             host.set_files_failing(0.0);
+        });
+    }
+
+    /// The other host's.
+    fn fail_peer_files(&self, seat: &Seat) {
+        let (world, host) = (self.world.clone(), seat.host.clone());
+        host.set_peer_files_failing(0.5);
+        let span = self.rng.up_to(Duration::from_millis(30));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            host.set_peer_files_failing(0.0);
+        });
+    }
+
+    /// The other host's, and the disk of its journal.
+    fn fill_peer_store(&self, seat: &Seat) {
+        let (world, host) = (self.world.clone(), seat.host.clone());
+        host.set_peer_full(true);
+        let span = self.rng.up_to(Duration::from_millis(30));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            host.set_peer_full(false);
         });
     }
 
@@ -540,6 +572,15 @@ impl<'a> ScenarioRunner<'a> {
         let expected = Expected { wait_max, ..self.scenario.expected };
         checks::as_told(&self.world, &expected, &seat.guest.report(), &seat.host.status());
     }
+}
+
+/// Whether a move that is seen in `seen` is in `phase`, or has been. From the quiescing on one phase may follow another so soon that
+/// nobody sees both.
+const fn is_at_or_past(seen: Phase, phase: Phase) -> bool {
+    let is_short = matches!(phase, Phase::Quiescing | Phase::Committing | Phase::Committed | Phase::Switched);
+    let comes_after =
+        matches!(seen, Phase::Committing | Phase::InDoubt | Phase::Committed | Phase::Switched | Phase::Done);
+    seen as u8 == phase as u8 || is_short && comes_after && seen as u8 > phase as u8
 }
 
 /// Whether a move has ended because it does not converge, where that is a good end.

@@ -15,6 +15,7 @@ mod requirements;
 mod schedules;
 mod skips;
 mod snapshots;
+mod starts;
 mod stores;
 mod strategies;
 mod surrogates;
@@ -65,6 +66,30 @@ impl NamedScenario {
     #[must_use]
     pub fn unproved(&self) -> Option<&'static str> {
         self.requirement().map(|requirement| requirement.unproved).filter(|why| !why.is_empty())
+    }
+
+    /// Why the daemon does not pass it yet; `None` if it does.
+    #[must_use]
+    pub fn unmended(&self) -> Option<&'static str> {
+        UNMENDED.iter().find(|(name, _)| *name == self.name).map(|(_, why)| *why)
+    }
+
+    /// Whether it is about whole machines, whose phases are those of their disks' moves.
+    #[must_use]
+    pub fn is_about_machines(&self) -> bool {
+        self.subject() == Subject::Machines
+    }
+
+    fn subject(&self) -> Subject {
+        let begins = |words: &[&str]| words.iter().any(|word| self.name.starts_with(word));
+        match self.name {
+            "swarm" => Subject::Swarm,
+            _ if begins(&["machine"]) => Subject::Machines,
+            _ if begins(&["layers", "cache", "surrogate", "read-cache", "start-", "away-", "flush-lost"]) => {
+                Subject::Layers
+            }
+            _ => Subject::Moves,
+        }
     }
 
     fn requirement(&self) -> Option<&'static requirements::Requirement> {
@@ -361,7 +386,60 @@ pub const SCENARIOS: &[NamedScenario] = &[
         layers::to_other_host,
     ),
     scenario("layers-errors", "targets fail, and moves of volumes with layers are undone", layers::failing_disks),
+    scenario("layers-flush-lost", "targets fail flushes, too, under volumes with layers", layers::failing_flushes),
+    scenario(
+        "machine-files",
+        "a machine moves, and the small files of either daemon fail, or are full",
+        hosts::machine_files,
+    ),
+    scenario(
+        "surrogate-files",
+        "a surrogate serves, and the daemon's small files fail, or are full",
+        surrogates::files,
+    ),
+    scenario("layers-files", "layers come and go, and the daemon's small files fail, or are full", layers::files),
+    scenario("hosts-files", "the small files of either host's daemon fail, or are full", hosts::files),
+    scenario("start-away-volume", "the daemon starts while the disk of a volume is away", starts::without_disk),
+    scenario("start-away-base", "the same under a write-back cache", starts::without_base),
+    scenario("start-away-flash", "the daemon starts while the flash of a cache is away", starts::without_flash),
+    scenario("start-away-layer", "the daemon starts while the file of a snapshot is away", starts::without_layer),
+    scenario("start-away-store", "the daemon starts without one store of two of a surrogate", starts::without_store),
+    scenario("start-away-target", "the daemon starts while the target of a move is away", starts::without_target),
+    scenario(
+        "start-exchanged-flash",
+        "the flash of a cache is an older one when the daemon starts, or empty",
+        starts::exchanged_flash,
+    ),
+    scenario(
+        "start-exchanged-store",
+        "one store of two of a surrogate is an older one when the daemon starts, or empty",
+        starts::exchanged_store,
+    ),
+    scenario("start-changed-base", "a disk under a cache is written to while no daemon runs", starts::changed_base),
+    scenario("start-changed-source", "the source of a move is written to while no daemon runs", starts::changed_source),
+    scenario("away-base", "the disk under a write-back cache is away for a while", starts::base_away),
+    scenario("flush-lost-base", "the disk under a write-back cache loses a flush for good", starts::base_loses),
+    scenario("flush-lost-image", "the disk under snapshots loses a flush for good", starts::image_loses),
+    scenario("cache-failing-dirty", "the flash of a cache that may alone have something fails", starts::failing_flash),
     scenario("swarm", "any of it together, every probability from the seed", basic::swarm),
+];
+
+/// Scenarios that the daemon does not pass yet, and why. No seed chooses one and `--covers` leaves them out; they are played by
+/// name. Whoever mends what one of them shows takes it out of this list.
+pub const UNMENDED: &[(&str, &str)] = &[
+    ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
+    ("start-away-base", "a start of a cache whose base does not flush forgets what was answered and not flushed"),
+    ("start-away-layer", "a flush that failed because the base was away fails for good"),
+    ("start-away-store", "of two stores of a surrogate one that is away at a start keeps the volume down"),
+    ("start-away-target", "a move is given up because its target cannot be opened at a start"),
+    ("start-exchanged-flash", "an older copy of a cache's flash is believed"),
+    ("start-exchanged-store", "an older or an empty store of a surrogate is believed, or keeps the volume down"),
+    ("start-changed-base", "a cache is believed though its base was changed while no daemon ran"),
+    ("start-changed-source", "a progress map is believed though the source was changed while no daemon ran"),
+    ("away-base", "a flush that failed because the base was away fails for good"),
+    ("flush-lost-base", "what is answered after a lost flush of the base is lost at the next start"),
+    ("flush-lost-image", "what is answered after a lost flush of the image is lost at the next start"),
+    ("cache-failing-dirty", "flash that has failed a request fails all flushes until the next start but one"),
 ];
 
 /// The scenario of that name.
@@ -370,12 +448,43 @@ pub fn find(name: &str) -> Option<&'static NamedScenario> {
     SCENARIOS.iter().find(|scenario| scenario.name == name)
 }
 
-/// The scenario that `seed` plays when none is named: every other one is a swarm.
+/// What a scenario is about, as far as that decides how often it is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    /// Anything together.
+    Swarm,
+    /// Whole machines.
+    Machines,
+    /// Layers, caches and surrogates, and what of them is away at a start.
+    Layers,
+    /// Everything else.
+    Moves,
+}
+
+/// What 20 seeds in a row play: 5 swarms, 7 machines, 4 layers and 4 of everything else.
+const TURNS: [Subject; 20] = {
+    use Subject::{Layers, Machines, Moves, Swarm};
+    [
+        Swarm, Machines, Layers, Machines, Moves, Swarm, Machines, Layers, Moves, Machines, Swarm, Machines, Layers,
+        Moves, Swarm, Machines, Layers, Machines, Moves, Swarm,
+    ]
+};
+
+/// The scenario that `seed` plays when none is named; every one of [`UNMENDED`] is played by its name alone.
 #[must_use]
 pub fn of_seed(seed: u64) -> &'static NamedScenario {
-    let others = SCENARIOS.len() as u64 - 1;
-    let index = if seed.is_multiple_of(2) { others } else { seed / 2 % others };
-    &SCENARIOS[index as usize]
+    let turn = (seed % TURNS.len() as u64) as usize;
+    let subject = TURNS[turn];
+    let among = |turns: &[Subject]| turns.iter().filter(|other| **other == subject).count() as u64;
+    let number = seed / TURNS.len() as u64 * among(&TURNS) + among(&TURNS[..turn]);
+    let members = || played().filter(|scenario| scenario.subject() == subject);
+    let index = number % members().count() as u64;
+    members().nth(index as usize).expect("every subject has scenarios")
+}
+
+/// All but those that the daemon does not yet pass.
+pub fn played() -> impl Iterator<Item = &'static NamedScenario> {
+    SCENARIOS.iter().filter(|scenario| scenario.unmended().is_none())
 }
 
 /// A volume, a guest and options of any kind.
@@ -422,4 +531,34 @@ fn common(rng: &Rng) -> Scenario {
             options.target_ms = target_ms;
             options.sample_chunks = 16;
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn seeds_play_every_scenario_and_each_subject_by_its_weight() {
+        let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+        let seeds = 20 * played().count() as u64;
+        (0..seeds).for_each(|seed| *times.entry(of_seed(seed).name).or_default() += 1);
+        let never: Vec<_> = played().filter(|scenario| !times.contains_key(scenario.name)).collect();
+        assert!(never.is_empty(), "{:?}", never.iter().map(|scenario| scenario.name).collect::<Vec<_>>());
+        for (subject, percent) in
+            [(Subject::Swarm, 25), (Subject::Machines, 35), (Subject::Layers, 20), (Subject::Moves, 20)]
+        {
+            let of_it = times.iter().filter(|(name, _)| find(name).expect("it is listed").subject() == subject);
+            assert_eq!(of_it.map(|(_, times)| times).sum::<u64>() * 100, seeds * percent, "{subject:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_daemon_does_not_pass_is_listed_and_no_seed_plays_it() {
+        for (name, why) in UNMENDED {
+            assert!(find(name).is_some() && !why.is_empty(), "{name}");
+            assert!((0..4000).all(|seed| of_seed(seed).name != *name), "{name}");
+        }
+    }
 }

@@ -98,7 +98,7 @@ impl Seat {
         let sides = [source, target];
         let reporting = if is_shared { &sides[..1] } else { &sides[..] };
         for (side, disk) in reporting.iter().enumerate() {
-            disk.report_to(Reporter { failures: failures.clone(), side });
+            disk.report_to(Reporter { failures: failures.clone(), side, is_layer: false });
         }
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
         let between = if scenario.setup.is_between_hosts { 256 } else { 0 };
@@ -122,8 +122,13 @@ impl Seat {
             Some((first, _)) => first.host.with_beside(setup, &port, &guest, disks),
             None => Host::new(world, setup, &port, &guest, disks),
         };
+        if scenario.has_failing_layers() {
+            host.report_layers_to(Reporter { failures: failures.clone(), side: 0, is_layer: true });
+        }
         let judge = host.clone();
         failures.excused_by(move || judge.answerable());
+        let told = guest.clone();
+        failures.tell_losses(move || told.history().note_lost());
         let faults = if scenario.only_first_fails && number > 0 { <_>::default() } else { scenario.faults };
         Self { size, options, faults, port, journal, map, sides, guest, host, failures }
     }
@@ -166,6 +171,12 @@ impl Seat {
             disk.set_full(false);
         }
         self.host.set_files_full(false);
+        self.host.set_peer_full(false);
+        self.host.set_peer_files_failing(0.0);
+        for disk in self.host.parts() {
+            disk.come_back();
+            disk.keep_flushes();
+        }
         self.host.end_surrogate_faults();
         self.host.end_cache_faults();
         self.host.set_files_failing(0.0);

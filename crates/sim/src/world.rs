@@ -108,7 +108,19 @@ struct Shared {
     wall_ahead: Mutex<i64>,
     faults: Mutex<BTreeMap<&'static str, u64>>,
     occurred: Mutex<BTreeSet<Occurrence>>,
+    absences: Mutex<Absences>,
     crash_point: CrashPoint,
+}
+
+/// What is away, or not what it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Absences {
+    /// So many things are.
+    pub(crate) now: u32,
+    /// Of those so many are, without which a volume cannot be served.
+    pub(crate) needed: u32,
+    /// So many were, those that are included.
+    pub(crate) ever: u64,
 }
 
 impl World {
@@ -124,6 +136,7 @@ impl World {
             wall_ahead: Mutex::default(),
             faults: Mutex::default(),
             occurred: Mutex::default(),
+            absences: Mutex::default(),
             crash_point: CrashPoint::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -242,6 +255,26 @@ impl World {
     #[must_use]
     pub fn occurred(&self) -> BTreeSet<Occurrence> {
         self.shared.occurred.lock().clone()
+    }
+
+    /// Something is away from now on, without which a volume cannot be served if it `is_needed`.
+    pub(crate) fn begin_absence(&self, is_needed: bool) {
+        let mut absences = self.shared.absences.lock();
+        absences.now += 1;
+        absences.needed += u32::from(is_needed);
+        absences.ever += 1;
+    }
+
+    /// It is back.
+    pub(crate) fn end_absence(&self, was_needed: bool) {
+        let mut absences = self.shared.absences.lock();
+        absences.now -= 1;
+        absences.needed -= u32::from(was_needed);
+    }
+
+    /// What is away, or not what it was.
+    pub(crate) fn absences(&self) -> Absences {
+        *self.shared.absences.lock()
     }
 
     /// How many faults of each class there were.

@@ -1,5 +1,7 @@
 //! A simulated disk as a process sees it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
 use env::Moment;
 
@@ -68,6 +70,8 @@ pub(super) struct Opened {
     pub(super) grant: u64,
     /// What whoever opened it knew.
     pub(super) epoch: u64,
+    /// A flush was lost by which it may have lost what was written: no later one says that all is well.
+    pub(super) has_lost_flush: AtomicBool,
 }
 
 impl BlockDevice for Opened {
@@ -77,8 +81,11 @@ impl BlockDevice for Opened {
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
         let disk = &self.disk;
-        let mut state = disk.state();
         let length = buffer.len() as u64;
+        if let Some(refused) = disk.turned_away(Verb::Read, Extent::new(offset, Bytes(length))) {
+            return refused;
+        }
+        let mut state = disk.state();
         let done = disk.schedule(&mut state, length);
         disk.enter(&mut state, length);
         let mut outcome = ReadOutcome::Whole;
@@ -101,19 +108,35 @@ impl BlockDevice for Opened {
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        if let Some(refused) = self.disk.turned_away(Verb::Write, mutation.extent()) {
+            return refused;
+        }
         let write = self.disk.submit_write(mutation, self.grant, self.epoch);
         Box::pin(write.finish())
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         let disk = &self.disk;
+        if let Some(refused) = disk.turned_away(Verb::Flush, EVERYTHING) {
+            return refused;
+        }
         let mut state = disk.state();
         let done = disk.schedule(&mut state, 0);
         let number = disk.enter(&mut state, 0);
         let name = disk.shared.name;
         disk.shared.world.event(format_args!("{name} #{number} flush"));
         let mut outcome = Ok(());
-        if let Some(error) = disk.refusal(&state, "flushing") {
+        let is_latched = self.has_lost_flush.load(Ordering::Relaxed);
+        if std::mem::take(&mut state.away.loses_flush) {
+            disk.shared.world.fault("flush-lost", format_args!("{name}"));
+            self.has_lost_flush.store(true, Ordering::Relaxed);
+            if let Some(reporter) = &state.reporter {
+                reporter.failures.note_lost();
+            }
+            outcome = Err(Error::new(ErrorKind::Io, "flushing: what was written may be lost"));
+        } else if is_latched {
+            outcome = Err(Error::new(ErrorKind::Io, "flushing: a flush has failed before; it must be opened again"));
+        } else if let Some(error) = disk.refusal(&state, "flushing") {
             disk.shared.world.fault("flush-error", format_args!("{name} is gone"));
             outcome = Err(error);
         } else if disk.shared.rng.chance(state.faults.flush_errors) {
@@ -125,12 +148,15 @@ impl BlockDevice for Opened {
         }
         let guard = FlushGuard { disk, cut: state.medium.begin_flush(), power: state.power, ended: false };
         drop(state);
-        Box::pin(disk.flush(guard, done, outcome))
+        Box::pin(disk.flush(guard, done, outcome, is_latched))
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         let disk = &self.disk;
         Box::pin(async move {
+            if let Some(refused) = disk.turned_away::<()>(Verb::Read, extent) {
+                refused.await?;
+            }
             let timing = &disk.shared.timing;
             disk.shared.world.sleep(timing.base / 8).await;
             disk.heard().await;
@@ -183,10 +209,20 @@ impl Disk {
         }
     }
 
-    async fn flush(&self, guard: FlushGuard<'_>, done: Moment, outcome: Result<()>) -> Result<()> {
+    async fn flush(
+        &self,
+        mut guard: FlushGuard<'_>,
+        done: Moment,
+        outcome: Result<()>,
+        is_latched: bool,
+    ) -> Result<()> {
         self.shared.world.sleep_until(done).await;
         self.heard().await;
-        guard.end(outcome.is_ok());
+        match is_latched {
+            // Nobody has tried.
+            true => guard.finish(None),
+            false => guard.end(outcome.is_ok()),
+        }
         outcome
     }
 }

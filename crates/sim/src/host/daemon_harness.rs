@@ -21,6 +21,7 @@ mod machine;
 mod peer_host;
 mod platform;
 mod records;
+mod returning;
 mod surrogate;
 mod together;
 mod watched;
@@ -46,18 +47,20 @@ use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
+pub(super) use cache::CACHE;
 use cache::CacheHarness;
 pub use cache::CacheSetup;
 use group::GroupStore;
 pub use peer_host::Outage;
 use peer_host::PeerHost;
+use returning::Returning;
 use together::Together;
 use watched::Watched;
 
 /// The files of the layers over an image are kept beside a place of their own: this, and the image's number.
-const LAYERS_OF: usize = 2;
+pub(super) const LAYERS_OF: usize = 2;
 /// The stores of the surrogate are kept beside this place.
-const SURROGATE: usize = 4;
+pub(super) const SURROGATE: usize = 4;
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
 
@@ -82,6 +85,7 @@ pub(super) struct DaemonHarness {
     /// Which files of layers were beside the target before a move, and in which life of the process.
     layers_before: Mutex<Option<(u32, Vec<u32>)>>,
     cache: CacheHarness,
+    returning: Returning,
 }
 
 /// What may be found in the daemon's journal.
@@ -130,8 +134,26 @@ impl DaemonHarness {
     ) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
         let (places, slots, layers_before) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        let (job_seen, cache) = (Mutex::new(0), CacheHarness::default());
-        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, job_seen, layers_before, cache }
+        let (job_seen, cache, returning) = (Mutex::new(0), <_>::default(), <_>::default());
+        Self {
+            files,
+            places,
+            slots,
+            peer,
+            is_unwanted,
+            together,
+            groups,
+            is_attached,
+            job_seen,
+            layers_before,
+            cache,
+            returning,
+        }
+    }
+
+    /// The other host, if there is one.
+    pub(super) const fn peer(&self) -> Option<&PeerHost> {
+        self.peer.as_ref()
     }
 
     /// The power of the host is gone.
@@ -241,19 +263,13 @@ impl Host {
     async fn start_core(&self, process: &Process) -> Result<::daemon::Core, api::v1::Error> {
         let (ground, config) = self.platform(process);
         let core = ::daemon::Core::start(ground, config, Path::new(STATE_DIR)).await?;
+        self.shared.now.lock().core = Some(core.clone());
         for volume in self.volumes() {
             volume.attach(&core).await?;
         }
         self.make_surrogate(&core).await?;
-        let problem = || core.volumes().into_iter().find_map(|volume| volume.problem);
-        while problem().is_some_and(|problem| problem.contains("arbiter")) {
-            // It is asked again until it answers.
-            process.env().sleep(Duration::from_millis(10)).await;
-        }
-        match problem() {
-            Some(problem) => Err(api::v1::Error::new(api::v1::ErrorCode::WrongState, problem)),
-            None => Ok(core),
-        }
+        self.see_up(process, &core).await?;
+        Ok(core)
     }
 
     /// Gives the volume to the daemon, unless it has it. One that it has had it must not forget.
@@ -275,25 +291,6 @@ impl Host {
         }
         *self.shared.daemon_harness.is_attached.lock() = true;
         Ok(())
-    }
-
-    /// What an operator does about a volume that is down: the daemon is started anew.
-    fn restart(&self, process: &Process) {
-        let (host, process) = (self.clone(), process.clone());
-        self.shared.world.spawn(async move {
-            let _outage = loop {
-                match host.shared.outage.try_lock() {
-                    Ok(outage) => break Some(outage),
-                    // A guest without power does not come back before its disk does.
-                    Err(_) if *host.shared.is_awaited.lock() => break None,
-                    Err(_) => host.shared.world.sleep(Duration::from_millis(1)).await,
-                }
-            };
-            if !process.is_dead() {
-                host.crash().await;
-                host.boot();
-            }
-        });
     }
 
     /// What came of a move that was under way when the process before died, if it is not under way any more.
@@ -335,6 +332,7 @@ impl Host {
     }
 
     fn note_if_undone(&self, job: &Job) {
+        self.check_not_given_up(job);
         if self.holder() == *self.shared.from.lock() {
             self.note_undone(job);
         }

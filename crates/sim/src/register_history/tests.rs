@@ -141,3 +141,46 @@ fn a_write_that_is_asked_again_may_take_effect_twice_until_it_is_answered() {
     assert_eq!(read(&mut history, a), Ok(()));
     assert_eq!(read(&mut history, b), Err(Invariant::StableRead));
 }
+
+#[test]
+fn a_lost_flush_and_the_end_of_its_process_excuse_what_was_not_flushed_before_and_nothing_later() {
+    let mut history = history();
+    let answered = |history: &mut RegisterHistory| {
+        let (ticket, content) = write(history);
+        history.write_done(&ticket, false);
+        content
+    };
+    let flushed = answered(&mut history);
+    let flush = history.ask_flush();
+    history.flush_done(&flush, true);
+    let doubtful = answered(&mut history);
+    history.note_lost();
+    // The process that knows of it goes on by what it has.
+    assert_eq!(read(&mut history, flushed), Err(Invariant::AckedWrite));
+    assert_eq!(read(&mut history, doubtful), Ok(()));
+    history.take_back();
+    assert_eq!(read(&mut history, Content::Zero), Err(Invariant::AckedWrite));
+    assert_eq!(read(&mut history, flushed), Ok(()));
+    assert_eq!(read(&mut history, doubtful), Err(Invariant::StableRead));
+
+    let later = answered(&mut history);
+    history.take_back();
+    assert_eq!(read(&mut history, flushed), Err(Invariant::AckedWrite));
+    assert_eq!(read(&mut history, later), Ok(()));
+}
+
+#[test]
+fn a_flush_that_is_refused_makes_nothing_doubtful() {
+    let mut history = history();
+    let (ticket, old) = write(&mut history);
+    history.write_done(&ticket, false);
+    let (ticket, new) = write(&mut history);
+    history.write_done(&ticket, false);
+    let refused = history.ask_flush();
+    history.flush_refused(&refused);
+    assert!(history.may_survive(0, &bytes(old)));
+    let flush = history.ask_flush();
+    history.flush_done(&flush, true);
+    assert!(!history.may_survive(0, &bytes(old)));
+    assert!(history.may_survive(0, &bytes(new)));
+}

@@ -251,6 +251,7 @@ pub(super) fn swarm(rng: &Rng) -> Scenario {
         (FaultEvent::Pause, 3),
         (FaultEvent::Cancel, 2),
         (FaultEvent::Bandwidth, 3),
+        (FaultEvent::FilesFail, 2),
     ] {
         scenario = scenario.with(event_kind, times(limit));
     }

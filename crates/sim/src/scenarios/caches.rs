@@ -22,11 +22,11 @@ const MODES: &[&[CacheMode]] = &[
     &[CacheMode::ReadOnly, CacheMode::WriteThrough, CacheMode::WriteBack],
 ];
 /// Those in which the flash alone never has anything.
-const CLEAN_MODES: &[&[CacheMode]] =
+pub(super) const CLEAN_MODES: &[&[CacheMode]] =
     &[&[CacheMode::WriteThrough], &[CacheMode::ReadOnly], &[CacheMode::ReadOnly, CacheMode::WriteThrough]];
 
 /// A guest that comes back to some places, on a volume larger than its cache.
-fn cached(rng: &Rng, modes: &'static [CacheMode], faults: Faults) -> Scenario {
+pub(super) fn cached(rng: &Rng, modes: &'static [CacheMode], faults: Faults) -> Scenario {
     let load = Load {
         requests: rng.pick(&[500, 1500]),
         outstanding: rng.pick(&[1, 4, 16]),

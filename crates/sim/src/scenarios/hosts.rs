@@ -282,6 +282,32 @@ pub(super) fn machine_layered(rng: &Rng) -> Scenario {
     machine(rng).changes_layers()
 }
 
+/// What becomes of the small files of either daemon.
+const FILES: [FaultEvent; 4] =
+    [FaultEvent::FilesFail, FaultEvent::StoreFull, FaultEvent::PeerFilesFail, FaultEvent::PeerStoreFull];
+
+fn with_files(rng: &Rng, mut scenario: Scenario) -> Scenario {
+    for _ in 0..rng.within(1..=3) {
+        let what = rng.pick(&FILES);
+        scenario = match rng.chance(0.5) {
+            true => around_the_one(rng, scenario, &[what]),
+            false => scenario.with(what, 1),
+        };
+    }
+    scenario
+}
+
+/// A machine moves, and the small files of either daemon fail, or what they are on is full.
+pub(super) fn machine_files(rng: &Rng) -> Scenario {
+    with_files(rng, machine(rng))
+}
+
+/// The same of one volume.
+pub(super) fn files(rng: &Rng) -> Scenario {
+    let scenario = with_files(rng, between(rng)).with(FaultEvent::Crash, rng.below(2));
+    scenario.with(FaultEvent::PeerCrash, rng.below(2))
+}
+
 fn sharing(rng: &Rng, scenario: Scenario) -> Scenario {
     let others = (1..scenario.volume_count()).filter(|_| rng.chance(0.5));
     let shared = std::iter::once(0).chain(others).collect();

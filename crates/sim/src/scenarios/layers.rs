@@ -21,7 +21,7 @@ const STRATEGIES: &[Strategy] = &[
     Strategy::Auto,
 ];
 
-fn layered(rng: &Rng) -> Scenario {
+pub(super) fn layered(rng: &Rng) -> Scenario {
     let load = Load { requests: rng.pick(&[500, 1500]), ..common(rng).load };
     common(rng).guest(load).volume(Bytes(rng.pick(&[1 << 20, 3 << 20]))).changes_layers().options(|options| {
         options.strategy = rng.pick(STRATEGIES);
@@ -44,6 +44,11 @@ pub(super) fn crashed(rng: &Rng) -> Scenario {
         .with(FaultEvent::PowerLossAtStore, rng.below(2))
         .with(FaultEvent::Cancel, rng.below(2))
         .at(crate::fault_event::When::In(phase), FaultEvent::Crash)
+}
+
+/// The same, and the daemon's small files fail, or there is no room for them.
+pub(super) fn files(rng: &Rng) -> Scenario {
+    crashed(rng).with(FaultEvent::FilesFail, rng.within(1..=3)).with(FaultEvent::StoreFull, rng.below(3))
 }
 
 /// The process dies at one of its awaits.
@@ -73,8 +78,18 @@ pub(super) fn to_other_host(rng: &Rng) -> Scenario {
 pub(super) fn failing_disks(rng: &Rng) -> Scenario {
     let timing = |rng: &Rng| if rng.chance(0.3) { Timing::SLOW } else { Timing::FLASH };
     let (source, target) = (timing(rng), timing(rng));
-    // After a flush that failed an overlay answers none well until it is opened again, which nobody does here.
+    // What comes of a flush that fails is told in `flush-lost-target`.
     let faults = Faults { flush_errors: 0.0, ..failing(rng, &[0.0005, 0.002, 0.01]) };
+    failing_targets(rng, (source, target), faults)
+}
+
+/// The same, and flushes fail, too, so that an overlay answers none well until it is opened again.
+pub(super) fn failing_flushes(rng: &Rng) -> Scenario {
+    let faults = Faults { flush_errors: rng.pick(&[0.1, 0.4]), ..failing(rng, &[0.0005, 0.002, 0.01]) };
+    failing_targets(rng, (Timing::FLASH, Timing::FLASH), faults)
+}
+
+fn failing_targets(rng: &Rng, (source, target): (Timing, Timing), faults: Faults) -> Scenario {
     layered(rng)
         .timings(source, target)
         .target(faults)

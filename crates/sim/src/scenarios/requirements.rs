@@ -7,7 +7,7 @@ use migrate::Phase::{
     Cancelling, Committing, Copying, InDoubt, LastCopy, PreSwitch, Reverting, Switched, TargetLost, Verifying,
 };
 
-use crate::fault_event::FaultEvent as H;
+use crate::fault_event::{Exchange, FaultEvent as H, Part};
 use crate::occurrence::Occurrence::{self, AtOnce, Comes, Fault, Happens, In, Told};
 
 /// What a scenario must show.
@@ -50,6 +50,10 @@ const DRAINING: Occurrence = Told("draining");
 
 /// Everything may happen there, and each of its parts is another scenario's.
 const TOGETHER: &str = "parts of other scenarios together; their mistakes are seen there in fewer seeds";
+const DOWN: Occurrence = Told("down while something is away");
+/// What a start does without something is not proved by a mistake yet.
+const STARTS: &str =
+    "the mistakes that it shows were the daemon's own; each of its mends has a test that fails without it";
 /// The strategy's mistakes are proved by its other scenarios.
 const STRATEGY: &str =
     "the strategy's mistakes are proved where they are seen in the fewest seeds: its other scenarios";
@@ -478,6 +482,97 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         ],
     ),
     requirement("layers-errors", &[SWITCHED, CANCELLED, Fault("write-error"), Told("snapshot"), Told("draining")]),
+    requirement("layers-flush-lost", &[SWITCHED, Fault("flush-error"), Told("snapshot"), Told("draining")])
+        .because(STARTS),
+    requirement(
+        "machine-files",
+        &[
+            SWITCHED,
+            Told("machine moved"),
+            Fault("file-error"),
+            Happens(H::FilesFail),
+            Happens(H::StoreFull),
+            Happens(H::PeerFilesFail),
+            Happens(H::PeerStoreFull),
+        ],
+    )
+    .because(TOGETHER),
+    requirement(
+        "surrogate-files",
+        &[SWITCHED, TO_SURROGATE, Fault("file-error"), Happens(H::FilesFail), Happens(H::StoreFull)],
+    )
+    .because(TOGETHER),
+    requirement(
+        "layers-files",
+        &[SWITCHED, Told("snapshot"), Fault("file-error"), Happens(H::FilesFail), Happens(H::StoreFull)],
+    )
+    .because(TOGETHER),
+    requirement(
+        "hosts-files",
+        &[
+            SWITCHED,
+            Fault("file-error"),
+            Happens(H::FilesFail),
+            Happens(H::StoreFull),
+            Happens(H::PeerFilesFail),
+            Happens(H::PeerStoreFull),
+        ],
+    )
+    .because(TOGETHER),
+    requirement("start-away-volume", &[SWITCHED, DOWN, Fault("away"), Happens(H::StartWithout(Part::Source))])
+        .because(STARTS),
+    requirement(
+        "start-away-base",
+        &[DOWN, Fault("away"), Happens(H::StartWithout(Part::Source)), Told("written to a cache"), Told("written back")],
+    )
+    .because(STARTS),
+    requirement("start-away-flash", &[DOWN, Fault("away"), Happens(H::StartWithout(Part::Cache))]).because(STARTS),
+    requirement(
+        "start-away-layer",
+        &[SWITCHED, DOWN, Fault("away"), Happens(H::StartWithout(Part::Layer)), Told("snapshot")],
+    )
+    .because(STARTS),
+    requirement(
+        "start-away-store",
+        &[
+            SWITCHED,
+            TO_SURROGATE,
+            Fault("away"),
+            Happens(H::StartWithout(Part::Store(0))),
+            Happens(H::StartWithout(Part::Store(1))),
+        ],
+    )
+    .because(STARTS),
+    requirement("start-away-target", &[SWITCHED, Fault("away"), Happens(H::StartWithout(Part::Target))]).because(STARTS),
+    requirement(
+        "start-exchanged-flash",
+        &[
+            Fault("exchanged"),
+            Happens(H::StartExchanged(Part::Cache, Exchange::RolledBack)),
+            Happens(H::StartExchanged(Part::Cache, Exchange::Blank)),
+            Told("written to a cache"),
+        ],
+    )
+    .because(STARTS),
+    requirement(
+        "start-exchanged-store",
+        &[
+            SWITCHED,
+            Fault("exchanged"),
+            Happens(H::StartExchanged(Part::Store(0), Exchange::RolledBack)),
+            Happens(H::StartExchanged(Part::Store(0), Exchange::Blank)),
+            Happens(H::StartExchanged(Part::Store(1), Exchange::RolledBack)),
+            Happens(H::StartExchanged(Part::Store(1), Exchange::Blank)),
+        ],
+    )
+    .because(STARTS),
+    requirement("start-changed-base", &[Fault("changed-behind"), Told("read from a cache")]).because(STARTS),
+    requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]).because(STARTS),
+    requirement("away-base", &[A_FAILURE, Fault("away"), Told("written to a cache"), Told("written back")]).because(STARTS),
+    requirement("flush-lost-base", &[A_FAILURE, Fault("flush-lost"), Told("written to a cache")]).because(STARTS),
+    requirement("flush-lost-image", &[A_FAILURE, Fault("flush-lost"), Told("snapshot"), Told("draining")]).because(STARTS),
+    requirement("cache-failing-dirty", &[A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("crash")])
+        .because(STARTS),
     requirement(
         "swarm",
         &[

@@ -23,7 +23,7 @@ const STRATEGIES: &[Strategy] = &[
 ];
 
 /// A guest that comes back to some places, on a volume of which a surrogate has room for a part only.
-fn served(rng: &Rng) -> Scenario {
+pub(super) fn served(rng: &Rng) -> Scenario {
     let load = Load {
         requests: rng.pick(&[500, 1500]),
         outstanding: rng.pick(&[1, 4, 16]),
@@ -53,6 +53,11 @@ pub(super) fn crashed(rng: &Rng) -> Scenario {
         .with(FaultEvent::PowerLossAtStore, rng.below(2))
         .with(FaultEvent::Cancel, rng.below(3))
         .at(When::In(phase), FaultEvent::Crash)
+}
+
+/// The same, and the daemon's small files fail, or there is no room for them.
+pub(super) fn files(rng: &Rng) -> Scenario {
+    crashed(rng).with(FaultEvent::FilesFail, rng.within(1..=3)).with(FaultEvent::StoreFull, rng.below(3))
 }
 
 /// The process dies at one of its awaits.

@@ -30,7 +30,8 @@ mod long {
         for scenario in sim::scenarios::SCENARIOS {
             let (one, two) = (scenario.for_seed(3).play(3, Keep::Tail), scenario.for_seed(3).play(3, Keep::All));
             assert_eq!((one.log_hash, one.polls), (two.log_hash, two.polls), "{}", scenario.name);
-            assert!(one.violation.is_none(), "{}: {:?}\n{}", scenario.name, one.violation, one.log.join("\n"));
+            let is_right = one.violation.is_none() || scenario.unmended().is_some();
+            assert!(is_right, "{}: {:?}\n{}", scenario.name, one.violation, one.log.join("\n"));
         }
     }
 }

@@ -5,7 +5,7 @@ use migrate::Phase;
 use sim::disk::Faults;
 use sim::host::Mistakes;
 use sim::log::Keep;
-use sim::scenario::{FaultEvent, Scenario};
+use sim::scenario::{FaultEvent, Part, Scenario};
 use sim::scenario_dsl::{guest, store};
 use transhume_sim as sim;
 
@@ -42,6 +42,24 @@ fn a_guest_survives_crashes_power_losses_and_reconnects() {
 fn a_guest_copes_with_a_disk_that_fails() {
     let faults = Faults { read_errors: 0.02, write_errors: 0.02, flush_errors: 0.1, stuck: 0.001, ..Faults::default() };
     holds(&still().source(faults).with(FaultEvent::PowerLoss, 2).with(FaultEvent::Crash, 2), 40);
+}
+
+#[test]
+fn a_guest_waits_for_a_disk_that_is_away_when_the_daemon_starts_and_loses_nothing() {
+    holds(&still().with(FaultEvent::StartWithout(Part::Source), 3).with(FaultEvent::Crash, 1), 20);
+}
+
+#[test]
+fn a_lost_flush_takes_what_was_not_flushed_and_no_more() {
+    let scenario = still().with(FaultEvent::FlushLost(Part::Source), 1);
+    holds(&scenario.clone().with(FaultEvent::Crash, 2).with(FaultEvent::PowerLoss, 1), 30);
+    let told = |seed| scenario.play(seed, Keep::Tail).guest.errors > 0;
+    assert!((0..10).any(told), "no guest was told of it");
+}
+
+#[test]
+fn a_guest_reads_what_somebody_else_has_written_while_no_daemon_ran() {
+    holds(&still().with(FaultEvent::ChangedBehind, 3).with(FaultEvent::Crash, 1), 20);
 }
 
 #[test]

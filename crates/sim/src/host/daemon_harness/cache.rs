@@ -16,7 +16,7 @@ use crate::process::Process;
 use crate::world::Invariant;
 
 /// Its partition is kept beside this place.
-const CACHE: usize = 5;
+pub(in crate::host) const CACHE: usize = 5;
 const BLOCK_BYTES: u64 = 4 << 10;
 const POLICIES: &[CachePolicy] = &[CachePolicy::Lru, CachePolicy::Fifo, CachePolicy::Random, CachePolicy::S3Fifo];
 /// Whose it is. The volume stays where it is, so its epoch stays, too.
@@ -31,10 +31,17 @@ pub struct CacheSetup {
     pub modes: &'static [CacheMode],
     /// How many places it has at most.
     pub places: u64,
-    /// What is wrong with its flash: nothing, if a mode is write-back.
+    /// What is wrong with its flash.
     pub faults: Faults,
     /// Whether it goes to other flash while the guest works.
     pub moves: bool,
+}
+
+impl CacheSetup {
+    /// Whether the flash may have something that the disk lacks.
+    pub(crate) fn may_hold(&self) -> bool {
+        self.modes.contains(&CacheMode::WriteBack)
+    }
 }
 
 /// What of the cache outlives a process, beside its partition.
@@ -82,10 +89,23 @@ impl Host {
         if let Some((_, cache)) = opened {
             return Ok(Device::new(base.name(), cache));
         }
+        let world = &self.shared.world;
+        let before = world.absences();
+        let is_failing = setup.faults != Faults::default();
         let cache = match self.open_cache(process, &base, &setup).await {
             Ok(cache) => cache,
+            // The volume is down, as its record says that the flash may have what the disk lacks.
+            Err(error)
+                if setup.may_hold()
+                    && (is_failing
+                        || before.now > 0
+                        || world.absences() != before
+                        || world.count("flush-lost") > 0) =>
+            {
+                return Err(error);
+            }
             // A cache that holds nothing is left out, and nothing of it is believed later.
-            Err(error) if setup.faults != Faults::default() => {
+            Err(error) if !setup.may_hold() && (is_failing || before.now > 0) => {
                 self.shared.world.event(format_args!("the cache is left out: {}", error.chain()));
                 *harness.is_lost.lock() = true;
                 return Ok(base);
@@ -107,6 +127,11 @@ impl Host {
         *harness.joint.lock() = Some((life, joint.clone()));
         process.env().spawn(Box::pin(self.clone().move_cache(process.clone(), base.clone(), joint.clone(), setup)));
         Ok(Device::new(base.name(), joint.lane()))
+    }
+
+    /// Which partition is the volume's.
+    pub(in crate::host) fn current_cache(&self) -> u32 {
+        *self.shared.daemon_harness.cache.current.lock()
     }
 
     /// The cache that the process has opened.
@@ -194,7 +219,9 @@ impl Host {
             }
             false => shared.shelf.open(&shared.world, key).await?,
         };
-        shared.shelf.set_faults(key, setup.faults);
+        if is_new {
+            shared.shelf.set_faults(key, setup.faults);
+        }
         Ok((header, partition, is_new))
     }
 
@@ -205,13 +232,15 @@ impl Host {
         let number = *harness.current.lock();
         let (header, partition, is_new) = self.partition(base, setup, number).await?;
         let is_lost = *harness.is_lost.lock();
+        let may_hold = setup.may_hold() && !setup.moves;
         // A first life may have died while it was made: nothing was dirty then.
-        if is_new || is_lost || *harness.boot.lock() == 0 {
+        if is_new || is_lost && !may_hold || *harness.boot.lock() == 0 {
             Cache::create(&partition, &header).await?;
         }
-        *harness.is_lost.lock() = false;
-        let options = self.cache_options(setup);
+        // Of one that may hold something, what is clean alone is forgotten.
+        let options = CacheOptions { believes_clean: !is_lost, ..self.cache_options(setup) };
         let cache = Cache::open(process.env(), base.clone(), partition, [boot; 16], options, IDENTITY).await?;
+        *harness.is_lost.lock() = false;
         let before = std::mem::replace(&mut *harness.boot.lock(), boot);
         let CacheStatus { places, places_free, places_dirty, .. } = cache.status();
         let outlived = [

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::LAYERS_OF;
 use super::fake_arbiter::FakeArbiter;
+use crate::disk::Disk;
 use crate::files::SimFiles;
 use crate::host::Host;
 use crate::host::Setup;
@@ -104,7 +105,12 @@ impl PeerHost {
         Self { shared: Arc::clone(&self.shared), volume: Arc::new(volume) }
     }
 
-    pub(super) fn files(&self) -> &SimFiles {
+    /// The disk of its journal of this volume.
+    pub(in crate::host) fn own_journal(&self) -> &Disk {
+        &self.volume.journal
+    }
+
+    pub(in crate::host) fn files(&self) -> &SimFiles {
         &self.shared.files
     }
 

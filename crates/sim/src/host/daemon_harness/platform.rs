@@ -223,6 +223,7 @@ impl Backends for ProcessView {
             }
             let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
             let role = if side == host.holder() { Role::Source } else { Role::Target };
+            disk.require_there()?;
             if role == Role::Target {
                 disk.let_go().await;
                 // A block device is left as it is when a move to it is undone. If that could not be stored, the move goes on.

@@ -73,6 +73,10 @@ impl Host {
         if !self.shared.shelf.numbers(SURROGATE).contains(&number) {
             return Err(OsErrorKind::NotFound.into());
         }
+        let disk = self.shared.shelf.disk((SURROGATE, number));
+        if disk.is_some_and(|disk| disk.require_there().is_err()) {
+            return Err(OsErrorKind::NotFound.into());
+        }
         self.shared.shelf.open(&self.shared.world, (SURROGATE, number)).await.map_err(std::io::Error::other)
     }
 
@@ -99,7 +103,7 @@ impl Host {
     }
 
     /// Whether the journal lists a surrogate.
-    fn has_surrogate_layer(&self) -> bool {
+    pub(in crate::host) fn has_surrogate_layer(&self) -> bool {
         let slots = self.shared.daemon_harness.slots.lock();
         let newest = slots.doubtful.last().or(slots.acknowledged.as_ref());
         let document = newest.and_then(|newest| serde_json::from_slice::<::daemon::VolumeDocument>(newest).ok());
