@@ -21,8 +21,8 @@ use crate::checks;
 use crate::client::{BESIDE, Client, VOLUME};
 use crate::cycle::{self, Move, Outcome};
 use crate::party::{Party, Whereabouts};
-use crate::plan::{Cast, ClientKind, Place, Plan, Rng};
-use crate::tally::Tally;
+use crate::plan::{Cast, ClientKind, InjectedFault, Place, Plan, Rng};
+use crate::tally::{STARTS_WITHOUT_SERVER, Tally};
 use crate::testbed::{Testbed, tell_log, text};
 
 /// Arguments of `cargo xtask torture`.
@@ -92,7 +92,13 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
         let parent = arguments.folder.as_deref().unwrap_or(&programs);
         let before = tally.cycles;
         match act(seed, &programs, parent, arguments.client, &limits, &mut tally) {
-            Ok(there) => places = there,
+            // Only our load goes to a server.
+            Ok(mut there) => {
+                there.retain(|place| {
+                    *place != Place::Server || arguments.client.is_none_or(|it| it == ClientKind::Load)
+                });
+                places = there;
+            }
             Err(error) => {
                 let client =
                     arguments.client.map_or(String::new(), |kind| format!(" --client {kind:?}").to_lowercase());
@@ -168,7 +174,7 @@ fn play(
         if limits.end.is_some_and(|end| Instant::now() >= end) {
             break;
         }
-        // Two do not fit on the small file system, and the block device is only one.
+        // Two do not fit on the small file system, and there is one block device and one export.
         let is_free = |place: &Place| *place != parties[0].here.place || place.has_room();
         let places: Vec<Place> = testbed.places().into_iter().filter(is_free).collect();
         let mut plans = vec![rng.plan(cast.kind, &places)];
@@ -209,6 +215,10 @@ fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
     tally.note_size(party.bytes);
     if !cache.is_empty() {
         tally.note("kills of a daemon with a cache", plan.faults.iter().map(|(_, fault)| fault.kills()).sum());
+    }
+    if [plan.place, party.here.place].contains(&Place::Server) {
+        let starts = plan.faults.iter().filter(|(_, fault)| matches!(fault, InjectedFault::StartWithoutServer(_)));
+        tally.note(STARTS_WITHOUT_SERVER, starts.count() as u64);
     }
     for fault in faults {
         *tally.faults.entry(fault.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;

@@ -24,8 +24,8 @@ pub(crate) fn check(testbed: &Testbed, name: &str, plan: &Plan, outcome: &Outcom
     ensure!(is_expected, "the move should not have ended as {state}: {}", outcome.job);
     let is_done = state == "done";
     let here = if is_done { moved(plan, outcome)? } else { stayed(outcome)? };
-    history_tells(testbed, outcome)?;
-    volume_is_at(testbed, name, &here.path)?;
+    history_tells(testbed, plan, outcome)?;
+    volume_is_at(testbed, name, &here)?;
     Ok(here)
 }
 
@@ -42,6 +42,8 @@ fn moved(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     let source = &outcome.source;
     let kept = report["source_kept"].as_str().map(PathBuf::from);
     match (&kept, source.place) {
+        // It is left as it is, for its server to keep or delete.
+        (None, Place::Server) => {}
         (None, _) => ensure!(plan.delete_source, "the source was not kept: {report}"),
         (Some(kept), Place::Device) => ensure!(*kept == source.path, "a block device cannot become another: {report}"),
         (Some(kept), _) => {
@@ -49,7 +51,7 @@ fn moved(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
             ensure!(kept.exists(), "the source is not where it was put: {report}");
         }
     }
-    let is_file = source.place != Place::Device;
+    let is_file = source.place.is_file();
     ensure!(!(is_file && source.path.exists()), "a VM could be started on the old disk");
     // A crash right after the commit takes the figures away, and the report says so.
     let has_figures = !(outcome.was_restarted && report["notes"].to_string().contains("figures and digest are lost"));
@@ -86,27 +88,30 @@ fn stayed(outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     Ok(here)
 }
 
-fn volume_is_at(testbed: &Testbed, name: &str, path: &Path) -> anyhow::Result<()> {
+fn volume_is_at(testbed: &Testbed, name: &str, here: &Whereabouts) -> anyhow::Result<()> {
+    let path = &here.path;
     let volume = testbed.daemon.json(&["volume", "show", name])?;
     let backend = volume["backend"].as_str().context("a volume has a backend")?;
-    let named = backend.strip_prefix("file:").unwrap_or(backend).split(',').next().unwrap_or_default();
-    ensure!(Path::new(named) == path, "the volume is in {backend}, not in {}", path.display());
+    let address = testbed.address(here.place, path);
+    ensure!(backend.split(',').next() == Some(&*address), "the volume is in {backend}, not in {address}");
     ensure!(volume["state"] == "serving" && volume["job"].is_null(), "the volume is not at rest: {volume}");
     ensure!(path.exists(), "the volume's file is gone");
     Ok(())
 }
 
 /// The history and the audit log say of this job what happened, once.
-fn history_tells(testbed: &Testbed, outcome: &Outcome) -> anyhow::Result<()> {
+fn history_tells(testbed: &Testbed, plan: &Plan, outcome: &Outcome) -> anyhow::Result<()> {
     let id = &outcome.job["id"];
     let jobs = testbed.daemon.json(&["jobs", "--all"])?;
     let of_it: Vec<&Value> = jobs.as_array().context("a list")?.iter().filter(|job| job["id"] == *id).collect();
     let [job] = of_it[..] else { bail!("job {id} is {} times in the history", of_it.len()) };
     ensure!(job["state"] == outcome.job["state"], "the history says something else: {job}");
-    let names =
-        |what: &str, path: &Path| job[what].as_str().is_some_and(|told| told.contains(&*path.to_string_lossy()));
-    ensure!(names("source", &outcome.source.path), "the history names another source: {job}");
-    ensure!(names("target", &outcome.target), "the history names another target: {job}");
+    let names = |what: &str, place: Place, path: &Path| {
+        let address = testbed.address(place, path);
+        job[what].as_str().is_some_and(|told| told.contains(address.trim_start_matches("file:")))
+    };
+    ensure!(names("source", outcome.source.place, &outcome.source.path), "the history names another source: {job}");
+    ensure!(names("target", plan.place, &outcome.target), "the history names another target: {job}");
     ensure!(job["finished_unix_ms"].is_u64(), "a job that is over has an end: {job}");
 
     let audit = std::fs::read_to_string(testbed.daemon.state().join("audit.jsonl")).context("reading the audit log")?;

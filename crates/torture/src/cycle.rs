@@ -10,7 +10,7 @@ use transhume_guest::Daemon;
 
 use crate::client::Client;
 use crate::party::{Party, Whereabouts};
-use crate::plan::{InjectedFault, Place, Plan};
+use crate::plan::{InjectedFault, Plan};
 use crate::stall::Stalled;
 use crate::testbed::{SURROGATE, Testbed};
 
@@ -57,11 +57,11 @@ impl<'a> Move<'a> {
                 testbed.path(plan.place, &format!("{}-{number}.raw", party.name))
             }
         };
-        let to = format!("file:{}", target.display());
+        let to = testbed.address(plan.place, &target);
         let bandwidth = format!("{}MiB/s", plan.bandwidth);
         let mut words = vec!["move", party.name, "--to", &to, "--detach", "--verify", plan.verify];
         words.extend(["--bandwidth", &bandwidth, "--strategy", plan.strategy_from(at.place)]);
-        words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
+        words.extend((kept.is_some() || !plan.place.is_file()).then_some("--overwrite"));
         words.extend(plan.delete_source.then_some("--delete-source"));
         words.extend(party.client.is_adopted().then_some("--no-persist"));
         if plan.surrogate_from(at.place) {
@@ -99,7 +99,7 @@ pub(crate) fn play(testbed: &mut Testbed, mut moves: Vec<Move<'_>>) -> anyhow::R
         std::thread::sleep(at - before);
         before = at;
         strike(testbed, &mut moves[index], fault).with_context(|| format!("{fault:?}"))?;
-        if matches!(fault, InjectedFault::Kill | InjectedFault::KillAgain(_) | InjectedFault::Restart) {
+        if fault.restarts() {
             moves.iter_mut().for_each(|it| it.outcome.was_restarted = true);
         }
     }
@@ -169,6 +169,7 @@ fn strike(testbed: &mut Testbed, it: &mut Move<'_>, fault: InjectedFault) -> any
             steer(&testbed.daemon, &["resume", name])?;
         }
         InjectedFault::Cancel => outcome.was_cancelled |= steer(&testbed.daemon, &["cancel", name])?,
+        InjectedFault::StartWithoutServer(length) => testbed.start_without_server(length)?,
         InjectedFault::Fill => {
             testbed.fill()?;
             outcome.was_filled = true;

@@ -10,6 +10,7 @@ mod hosts;
 mod party;
 mod plan;
 mod proxy;
+mod server;
 mod stall;
 mod tally;
 mod testbed;

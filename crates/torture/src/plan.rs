@@ -32,15 +32,23 @@ pub(crate) enum Place {
     Small,
     /// A block device.
     Device,
+    /// The export of an NBD server that is not ours.
+    Server,
 }
 
 impl Place {
     /// All of them.
-    pub(crate) const ALL: [Self; 6] = [Self::Disk, Self::Memory, Self::Ext4, Self::Xfs, Self::Small, Self::Device];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Disk, Self::Memory, Self::Ext4, Self::Xfs, Self::Small, Self::Device, Self::Server];
 
     /// Whether there is room for two volumes with what their moves leave.
     pub(crate) const fn has_room(self) -> bool {
-        !matches!(self, Self::Small | Self::Device)
+        !matches!(self, Self::Small | Self::Device | Self::Server)
+    }
+
+    /// Whether a volume there is a file, which is put out of the way or deleted when the volume leaves.
+    pub(crate) const fn is_file(self) -> bool {
+        !matches!(self, Self::Device | Self::Server)
     }
 
     /// Whether overlays of snapshots have their room beside a source there.
@@ -80,6 +88,8 @@ pub(crate) enum InjectedFault {
     Cancel,
     /// The target's file system is filled, and has room again when the move is over.
     Fill,
+    /// The daemon ends, and the NBD server as well; the daemon starts, and the server that long after it.
+    StartWithoutServer(Duration),
 }
 
 /// One cycle.
@@ -231,7 +241,9 @@ impl Rng {
 
     /// The next cycle of an act, to one of `places`.
     pub(crate) fn plan(&mut self, kind: ClientKind, places: &[Place]) -> Plan {
-        let place = self.deal(places);
+        // An adopted disk is given back to its VM as a file, and fio does not wait for a server.
+        let files: Vec<Place> = places.iter().copied().filter(|place| *place != Place::Server).collect();
+        let place = self.deal(if kind == ClientKind::Load { places } else { &files });
         let mut plan = Plan {
             place,
             verify: self.pick(&["off", "sample", "full", "full"]),
@@ -249,6 +261,9 @@ impl Rng {
             // So slow that the move cannot be over before the file system is full.
             plan.bandwidth = 4;
             plan.faults.push((self.millis(0, 100), InjectedFault::Fill));
+        }
+        if place == Place::Server && self.one_in(2) {
+            plan.faults.push((self.millis(50, 600), InjectedFault::StartWithoutServer(self.millis(50, 2500))));
         }
         let pause = CYCLE.as_millis() as u64 / (count.max(1) as u64);
         while plan.faults.len() < count {
@@ -274,7 +289,7 @@ impl Rng {
 
     fn fault(&mut self, kind: ClientKind) -> InjectedFault {
         loop {
-            let fault = match self.random.random_range(0..18) {
+            let fault = match self.random.random_range(0..20) {
                 0..=3 => InjectedFault::Kill,
                 4 => InjectedFault::KillAgain(self.millis(0, 40)),
                 5 => InjectedFault::Restart,
@@ -286,6 +301,7 @@ impl Rng {
                 12 | 13 => InjectedFault::Bandwidth(self.pick(&[0, 8, 16, 128])),
                 14 | 15 => InjectedFault::Stall(self.random.random_range(0..64), self.millis(50, 400)),
                 16 => InjectedFault::Pause(self.millis(20, 300)),
+                17 | 18 => InjectedFault::StartWithoutServer(self.millis(50, 2500)),
                 _ => InjectedFault::Cancel,
             };
             if fault.suits(kind) {
@@ -299,10 +315,15 @@ impl InjectedFault {
     /// How often the daemon is killed by it.
     pub(crate) const fn kills(self) -> u64 {
         match self {
-            Self::Kill => 1,
+            Self::Kill | Self::StartWithoutServer(_) => 1,
             Self::KillAgain(_) => 2,
             _ => 0,
         }
+    }
+
+    /// Whether another daemon goes on after it.
+    pub(crate) const fn restarts(self) -> bool {
+        matches!(self, Self::Kill | Self::KillAgain(_) | Self::Restart | Self::StartWithoutServer(_))
     }
 
     /// Whether it strikes one volume or its client alone.
@@ -322,7 +343,9 @@ impl InjectedFault {
     pub(crate) fn suits(self, kind: ClientKind) -> bool {
         match self {
             Self::Kill | Self::KillAgain(_) | Self::Restart => kind != ClientKind::Fio,
-            Self::Cut(_) | Self::Stall(..) | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
+            Self::Cut(_) | Self::Stall(..) | Self::Hold(_) | Self::Trickle(..) | Self::StartWithoutServer(_) => {
+                kind == ClientKind::Load
+            }
             _ => true,
         }
     }
@@ -374,7 +397,7 @@ mod tests {
             assert!(kinds.contains(&kind), "no {kind:?}");
         }
         assert!(Place::ALL.iter().all(|place| places.contains(place)));
-        assert_eq!(faults.len(), 13, "{faults:?}");
+        assert_eq!(faults.len(), 14, "{faults:?}");
         assert_eq!(strategies, STRATEGIES.into());
     }
 
@@ -389,10 +412,10 @@ mod tests {
     }
 
     #[test]
-    fn six_places_in_a_row_are_all_of_them() {
+    fn seven_places_in_a_row_are_all_of_them() {
         let mut rng = Rng::new(5);
         for _ in 0..20 {
-            let dealt: Vec<Place> = (0..6).map(|_| rng.deal(&Place::ALL)).collect();
+            let dealt: Vec<Place> = (0..7).map(|_| rng.deal(&Place::ALL)).collect();
             assert!(Place::ALL.iter().all(|place| dealt.contains(place)), "{dealt:?}");
         }
         assert_eq!(rng.deal(&[Place::Disk]), Place::Disk);

@@ -20,6 +20,8 @@ const DUTIES: [&str; 8] = [
     "volumes of even sizes",
     "cycles in which two volumes moved at once",
 ];
+/// The daemon was started while the server was away on which a volume was, or to which it was on its way.
+pub(crate) const STARTS_WITHOUT_SERVER: &str = "starts without the server of a volume";
 
 /// What has been done.
 #[derive(Default)]
@@ -83,7 +85,8 @@ impl Tally {
 
     /// Fails if something never occurred that had to, in cycles enough for it.
     pub(crate) fn fulfilled(&self, places: &[Place]) -> anyhow::Result<()> {
-        let places = places.iter().map(|place| arrivals(*place));
+        let starts = places.contains(&Place::Server).then(|| STARTS_WITHOUT_SERVER.to_owned());
+        let places = places.iter().map(|place| arrivals(*place)).chain(starts);
         let never: Vec<String> = DUTIES
             .into_iter()
             .map(str::to_owned)

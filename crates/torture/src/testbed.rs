@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use transhume_guest::Daemon;
 
 use crate::plan::Place;
+use crate::server::Server;
 use transhume_guest::process::output_of;
 
 /// So many lines of a log are told.
@@ -27,6 +28,8 @@ const CACHE_STORE: &str = "size=32MiB";
 const CACHE_PART: &str = "12MiB";
 /// What it holds is in the volume's disk again after so long.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+/// A volume that waits for a server is up that long after it.
+const RETURN_LIMIT: Duration = Duration::from_secs(30);
 /// Room on the small file system beside one volume: too little for two.
 const SMALL_SPARE_BYTES: u64 = 18 << 20;
 const FILLER: &str = "filler";
@@ -39,6 +42,7 @@ pub(crate) struct Testbed {
     folder: PathBuf,
     mounts: Vec<PathBuf>,
     device: Option<LoopDevice>,
+    server: Option<Server>,
     /// Where the stores of the surrogate are: on no disk that a volume is on.
     memory: tempfile::TempDir,
 }
@@ -49,11 +53,14 @@ impl Testbed {
     pub(crate) fn set(programs: &Path, folder: &Path, bytes: u64) -> anyhow::Result<Self> {
         let memory = tempfile::tempdir_in("/dev/shm").context("a folder in memory")?;
         let (daemon, mounts, device) = (Daemon::new(programs, folder), Vec::new(), None);
-        let mut testbed = Self { daemon, folder: folder.into(), mounts, device, memory };
+        let mut testbed = Self { daemon, folder: folder.into(), mounts, device, server: None, memory };
         let config = folder.join("config.toml");
         std::fs::write(&config, format!("workers = {WORKERS}\n")).context("writing the daemon's configuration")?;
         testbed.daemon.arguments = vec!["--config".into(), text(&config)];
         std::fs::create_dir(testbed.directory(Place::Disk)).context("creating a folder")?;
+        let served = folder.join("served.img");
+        sized(&served, bytes)?;
+        testbed.server = Some(Server::start(served, folder)?);
         if crate::alone::is_root() {
             testbed.mount(Place::Memory, &["-t", "tmpfs", "-o", &format!("size={ROOM_BYTES}"), "none"])?;
             testbed.make(Place::Ext4, ROOM_BYTES, &["mkfs.ext4", "-q", "-m", "0"])?;
@@ -131,6 +138,7 @@ impl Testbed {
         let is_there = |place: &Place| match place {
             Place::Disk => true,
             Place::Device => self.device.is_some(),
+            Place::Server => self.server.is_some(),
             Place::Memory | Place::Ext4 | Place::Xfs | Place::Small => !self.mounts.is_empty(),
         };
         Place::ALL.into_iter().filter(is_there).collect()
@@ -142,22 +150,69 @@ impl Testbed {
             Place::Ext4 => "ext4",
             Place::Xfs => "xfs",
             Place::Small => "small",
-            Place::Disk | Place::Device => "disk",
+            Place::Disk | Place::Device | Place::Server => "disk",
         })
     }
 
     /// The file or block device that a volume at `place` is in; `name` is the file's.
     pub(crate) fn path(&self, place: Place, name: &str) -> PathBuf {
-        match (&self.device, place) {
-            (Some(device), Place::Device) => device.path.clone(),
+        match (&self.device, &self.server, place) {
+            (Some(device), _, Place::Device) => device.path.clone(),
+            (_, Some(server), Place::Server) => server.file().into(),
             _ => self.directory(place).join(name),
+        }
+    }
+
+    /// How a volume at `place`, in the file or block device `path`, is named on the command line.
+    pub(crate) fn address(&self, place: Place, path: &Path) -> String {
+        match (&self.server, place) {
+            (Some(server), Place::Server) => server.address(),
+            _ => format!("file:{}", path.display()),
+        }
+    }
+
+    /// The daemon ends, and the server; the daemon starts, and `length` later the server, for which the volumes wait.
+    pub(crate) fn start_without_server(&mut self, length: Duration) -> anyhow::Result<()> {
+        // One of two ends politely.
+        match length.as_millis().is_multiple_of(2) {
+            true => self.daemon.terminate()?,
+            false => self.daemon.kill(),
+        }
+        self.server.as_mut().context("only who has a server is drawn this")?.kill();
+        self.daemon.start()?;
+        std::thread::sleep(length);
+        self.server.as_mut().context("it is there")?.go_on()?;
+        self.wait_until_up()
+    }
+
+    /// Waits until all volumes are up: by themselves, or because the daemon is restarted as they say.
+    fn wait_until_up(&mut self) -> anyhow::Result<()> {
+        let mut end = Instant::now() + RETURN_LIMIT;
+        let mut is_restarted = false;
+        loop {
+            let volumes = self.daemon.json(&["volume", "ls"])?;
+            let mut volumes = volumes.as_array().into_iter().flatten();
+            let Some(down) = volumes.find(|volume| !volume["problem"].is_null()) else { return Ok(()) };
+            if Instant::now() >= end {
+                // What whoever asks something of the volume is told, too.
+                let name = down["name"].as_str().unwrap_or_default();
+                let told = self.daemon.ask(&["plan", name, "--to", &text(&self.folder.join("nowhere"))])?;
+                let problem = format!("{}; {}", down["problem"], told.map_or_else(|(_, said)| said, |_| String::new()));
+                let is_named = problem.contains("restart");
+                ensure!(is_named && !is_restarted, "the server is back, and the volume is not: {problem}");
+                println!("     restarted as the volume says: {problem}");
+                self.daemon.terminate()?;
+                self.daemon.start()?;
+                (end, is_restarted) = (Instant::now() + RETURN_LIMIT, true);
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// All files at all places.
     pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for place in Place::ALL.into_iter().filter(|place| *place != Place::Device) {
+        for place in Place::ALL.into_iter().filter(|place| place.is_file()) {
             let Ok(entries) = std::fs::read_dir(self.directory(place)) else { continue };
             for entry in entries {
                 let path = entry.context("listing files")?.path();
