@@ -1,5 +1,6 @@
 //! Moves with strategies other than the mirror, through the real daemon, under a guest that knows what it was promised.
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::support::load::Load;
@@ -169,25 +170,44 @@ fn a_volume_moves_in_another_order_and_schedules_that_cannot_work_are_refused() 
     let image = world.image("disk.img", 16 << 20, 1 << 20);
     let uri = world.attach("x", &image);
     let load = Load::start(&uri, &image, 90);
-    let to = target(&world.path("new.img"));
+    let to = world.path("new.img");
+    let to_target = target(&to);
     for (flags, said) in [
         (["--schedule", "follow", "--strategy", "mirror-paper"], "copies in order"),
         (["--schedule", "cold-first", "--strategy", "snapshot"], "overlay"),
         (["--schedule", "follow", "--follow-ratio", "5"], "1 to 4"),
         (["--schedule", "cold-first", "--follow-ratio", "2"], "schedule follow"),
     ] {
-        let output = world.run(&[["move", "x", "--to", &to].as_slice(), &flags].concat());
+        let output = world.run(&[["move", "x", "--to", &to_target].as_slice(), &flags].concat());
         crate::support::check_refusal(&flags.join(" "), &output, 2, said);
     }
-    let report = world.json(&["move", "x", "--to", &to, "--schedule", "cold-first", "--verify", "full"]);
+    let report = world.json(&["move", "x", "--to", &to_target, "--schedule", "cold-first", "--verify", "full"]);
     assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
     assert_eq!(report["schedule"]["used"], "cold-first", "{report}");
-    let back = target(&world.path("back.img"));
-    let report = world.json(&["move", "x", "--to", &back, "--schedule", "follow", "--verify", "full"]);
-    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
-    // Where the kernel says that the disk has no head the volume is copied in order.
-    assert_eq!(report["schedule"]["asked"], "follow", "{report}");
-    same(&world.path("back.img"), &load.finish());
+    // Where the kernel says that the disk has no head the volume is copied in order, and else its head is followed.
+    let memory = tempfile::Builder::new().prefix("th").tempdir_in("/dev/shm").expect("a directory in memory");
+    let (in_memory, back) = (memory.path().join("memory.img"), world.path("back.img"));
+    let used = if is_without_head(&to) { "sequential" } else { "follow" };
+    for (source, to, used) in [(&to, &in_memory, used), (&in_memory, &back, "follow")] {
+        let report = world.json(&["move", "x", "--to", &target(to), "--schedule", "follow", "--verify", "full"]);
+        assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+        let schedule = &report["schedule"];
+        assert_eq!((&schedule["asked"], &schedule["used"]), (&"follow".into(), &used.into()), "{source:?}: {report}");
+        let has_chosen = schedule["runs_chosen"].as_u64() > Some(0);
+        assert_eq!(has_chosen, used == "follow", "{source:?}: {report}");
+    }
+    same(&back, &load.finish());
+}
+
+/// Whether the kernel says of a file's disk that it has no head.
+fn is_without_head(path: &Path) -> bool {
+    let number = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(path).expect("it is there"));
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let device = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"));
+    let Ok(device) = device else { return false };
+    let disk = if device.join("partition").exists() { device.join("..") } else { device };
+    let rotational = std::fs::read_to_string(disk.join("queue/rotational")).unwrap_or_default();
+    disk.join("device").exists() && rotational.trim() == "0"
 }
 
 #[test]
