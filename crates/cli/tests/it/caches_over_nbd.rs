@@ -1,7 +1,8 @@
 //! Caches of volumes on the export of another server: what a guest reads and what the server has at the end are what was written, through
 //! deaths of the daemon and of the server.
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::support::cached::{cached, number, wait_until};
 use crate::support::load::Load;
@@ -10,11 +11,41 @@ use crate::support::{World, same};
 use serde_json::Value;
 
 const BYTES: u64 = 24 << 20;
+/// So long after the return of the server a volume may be down.
+const RETURN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Waits until each of these counters is more than nothing.
 fn wait_until_counted(world: &World, counters: &[&str]) {
     let are_counted = |cached: &Value| counters.iter().all(|counter| number(cached, counter) > 0);
     wait_until(world, &format!("one of {counters:?} stays zero"), are_counted);
+}
+
+/// The daemon ends, and the server; the daemon is started twice without the server, and then that is back. The volume comes up by
+/// itself, or by the restart that its message names.
+fn starts_without_server(mut world: World, server: &mut Server, far: &Path, is_polite: bool) -> World {
+    match is_polite {
+        true => world.terminate(),
+        false => world.kill(),
+    }
+    let _ = (server.child.kill(), server.child.wait());
+    world.start();
+    std::thread::sleep(Duration::from_secs(1));
+    world.terminate();
+    world.start();
+    *server = Server::nbdkit(&world, &["file", text(far)]);
+    let problem = |world: &World| world.json(&["volume", "show", "x"])["problem"].clone();
+    let start = Instant::now();
+    while problem(&world) != Value::Null && start.elapsed() < RETURN_LIMIT {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let told = problem(&world);
+    if told != Value::Null {
+        assert!(told.to_string().contains("restart"), "the server is back, and the volume is not: {told}");
+        world.terminate();
+        world.start();
+    }
+    assert_eq!(problem(&world), Value::Null, "{}", world.log());
+    world
 }
 
 /// A guest works through a cache of this mode over nbdkit, while the daemon and nbdkit are killed; `counters` are what must happen.
@@ -52,6 +83,11 @@ fn goes_through_deaths(mode: &str, seed: u64, counters: &[&str]) {
     world.start();
     load.goes_on();
     wait_until_counted(&world, counters);
+    for is_polite in [false, true] {
+        world = starts_without_server(world, &mut server, &far, is_polite);
+        load.goes_on();
+        wait_until_counted(&world, counters);
+    }
     world.json(&["volume", "layer", "rm", "x", "cache"]);
     load.goes_on();
     let expected = load.finish();

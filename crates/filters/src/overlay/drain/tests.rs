@@ -150,6 +150,28 @@ async fn a_base_that_loses_what_was_drained_does_not_lose_what_was_flushed() {
 }
 
 #[tokio::test]
+async fn what_is_answered_after_a_flush_of_the_base_has_failed_is_there_in_the_next_life() {
+    let (base, delta, overlay, volume) = drained().await;
+    base.fail_flushes();
+    volume.flush().await.expect_err("the base fails it");
+    let mut answered = Vec::new();
+    // Over what was drained, over nothing, and over half of a grain.
+    for (offset, byte) in [(0, 7), (4096, 8), (3 * 4096 + 512, 9)] {
+        let write = Mutation::data(Bytes(offset), Data::copy_of(&[byte; 512]));
+        if volume.write(write).await.is_ok() {
+            answered.push((offset, byte));
+        }
+    }
+    drop((volume, overlay));
+    let overlay = open(&base, &delta, 1).await;
+    let volume = Device::from_arc("overlay", overlay as _);
+    for (offset, byte) in answered {
+        let read = volume.read(Bytes(offset), Buffer::unpooled(512)).await.expect("a good disk answers");
+        assert_eq!(&read[..], [byte; 512], "an answered write at {offset} is lost in the same boot");
+    }
+}
+
+#[tokio::test]
 async fn what_the_guest_changes_where_nothing_is_held_makes_an_overlay_hold_nothing_again() {
     let (base, _, overlay, volume) = drained().await;
     let extent = |start, end| Extent::between(Bytes(start), Bytes(end));
