@@ -8,6 +8,7 @@ use super::{admit, place_of, recover_volume_aside};
 use crate::daemon::Daemon;
 use crate::journal::VolumeJournal;
 use crate::problem::{self, of_journal};
+use crate::volume::Volume;
 
 /// How long to wait between two tries.
 const REST: Duration = Duration::from_secs(2);
