@@ -9,6 +9,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
+use crate::calls::{allocate, retry};
 use crate::helper::{HelpedFile, Known};
 use crate::ring::{Request, Rings};
 
@@ -162,16 +163,6 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
-/// Calls until no signal interrupts.
-pub(crate) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            outcome => return outcome,
-        }
-    }
-}
-
 /// Reads until `into` is full or the file ends. Returns how many bytes there were.
 pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
@@ -225,9 +216,4 @@ pub(crate) fn write_cached(file: &File, offset: u64, data: &[u8]) -> io::Result<
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Changes the allocation of `extent`.
-pub(crate) fn allocate(file: &File, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
-    retry(|| Ok(rustix::fs::fallocate(file, mode, extent.offset.0, extent.length.0)?))
 }

@@ -13,16 +13,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Result};
-use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::FileBackend;
-use crate::retire::{TOMBSTONE_BYTES, Tombstone};
-use crate::target::{DeviceIdentity, FileIdentity, block_size_of};
-
-/// The attribute of a file that a move has brought a volume into: the epoch, a space, and the volume's name.
-const MARK: &str = "user.transhume";
-const MARK_BYTES_MAX: usize = 512;
+use crate::mark::marked_epoch;
+use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of};
+use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
 
 /// The identity of the file or block device that holds a volume, wherever its name leads later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +168,15 @@ impl ImageTimes {
     }
 }
 
+impl PreparedTarget {
+    /// What it is as the image of a volume of `size`. Older records of a block device do not say.
+    #[must_use]
+    pub fn image(&self, size: Bytes) -> Option<ImageIdentity> {
+        let (file, block_device) = self.identities()?;
+        Some(ImageIdentity::new(file, block_device, size))
+    }
+}
+
 impl FileBackend {
     /// Which file or block device it is, and how long.
     ///
@@ -206,33 +211,10 @@ impl FileBackend {
     }
 }
 
-/// The epoch that the mark of `file` names.
-pub(crate) fn marked_epoch(file: &File) -> Option<u64> {
-    let mut value = [0_u8; MARK_BYTES_MAX];
-    let length = rustix::fs::fgetxattr(file, MARK, &mut value).ok()?;
-    let text = std::str::from_utf8(&value[..length]).ok()?;
-    text.split(' ').next()?.parse().ok()
-}
-
-/// Marks `file` as what holds the volume called `volume` from `epoch` on. A file system without attributes keeps none.
-pub(crate) fn mark(file: &File, epoch: u64, volume: &str) -> std::io::Result<()> {
-    match rustix::fs::fsetxattr(file, MARK, format!("{epoch} {volume}").as_bytes(), XattrFlags::empty()) {
-        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
-        marked => marked.map_err(Into::into),
-    }
-}
-
-/// Takes the mark off a file that another move is to fill.
-pub(crate) fn unmark(file: &File) -> std::io::Result<()> {
-    match rustix::fs::fremovexattr(file, MARK) {
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
-        unmarked => unmarked.map_err(Into::into),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mark::{mark, unmark};
 
     fn file(size: u64) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file on disk");

@@ -4,12 +4,14 @@
 //! `block::BlockDevice`. Files on tmpfs and files that should use the page cache are read and written in place.
 //! Everything else goes past the page cache through io_uring.
 
+mod calls;
 mod executor;
 mod file;
 mod helper;
 mod image;
 mod in_place;
 mod lock;
+mod mark;
 mod offload;
 mod qemu_locks;
 mod reserve;
@@ -17,6 +19,7 @@ mod retire;
 mod ring;
 mod spec;
 mod target;
+mod tombstone;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
@@ -25,6 +28,7 @@ pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;
-pub use retire::{Retired, Retiring, SourceIdentity, Tombstone, is_deleted, retire_source};
+pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target, remove_unless_used};
+pub use tombstone::Tombstone;

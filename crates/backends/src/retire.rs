@@ -22,11 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::QemuLocks;
 use crate::target::{DeviceIdentity, FileIdentity, TargetError, block_size_of, directory_of, sync_directory_of};
+use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
 
-const TOMBSTONE_MAGIC: &[u8; 16] = b"TRANSHUME MOVED\n";
-pub(crate) const TOMBSTONE_BYTES: usize = 4096;
-/// Where a tombstone names the volume.
-const TOMBSTONE_NAME: usize = 26;
 /// A file is deleted in steps of so many bytes, or more where that would take too many.
 const SHRINK_BYTES: u64 = 32 << 20;
 const SHRINK_STEPS_MAX: u64 = 256;
@@ -89,38 +86,6 @@ impl SourceIdentity {
 
 fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {
     found.file_type().is_block_device().then(|| DeviceIdentity::of(found))
-}
-
-/// What a retired block device says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tombstone {
-    /// The epoch that ended with the move.
-    pub epoch: u64,
-    /// The volume that was moved away. Earlier versions did not name it.
-    pub volume: Option<String>,
-}
-
-impl Tombstone {
-    /// The tombstone that the first bytes of a block device are, if they are one.
-    #[must_use]
-    pub fn parse(first: &[u8]) -> Option<Self> {
-        let rest = first.strip_prefix(TOMBSTONE_MAGIC)?;
-        let epoch = u64::from_le_bytes(rest.get(..8)?.try_into().ok()?);
-        let length = usize::from(u16::from_le_bytes(rest.get(8..10)?.try_into().ok()?));
-        let name = first.get(TOMBSTONE_NAME..TOMBSTONE_NAME + length).filter(|name| !name.is_empty());
-        Some(Self { epoch, volume: name.map(|name| String::from_utf8_lossy(name).into_owned()) })
-    }
-
-    fn to_bytes(&self) -> [u8; TOMBSTONE_BYTES] {
-        let mut bytes = [0; TOMBSTONE_BYTES];
-        bytes[..16].copy_from_slice(TOMBSTONE_MAGIC);
-        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
-        let name = self.volume.as_deref().unwrap_or_default().as_bytes();
-        let length = name.len().min(TOMBSTONE_BYTES - TOMBSTONE_NAME);
-        bytes[24..TOMBSTONE_NAME].copy_from_slice(&u16::try_from(length).unwrap_or_default().to_le_bytes());
-        bytes[TOMBSTONE_NAME..TOMBSTONE_NAME + length].copy_from_slice(&name[..length]);
-        bytes
-    }
 }
 
 /// A source that is to be retired.

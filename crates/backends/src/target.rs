@@ -15,8 +15,8 @@ use block::Bytes;
 use env::Env;
 use serde::{Deserialize, Serialize};
 
-use crate::image::{ImageIdentity, mark, marked_epoch, unmark};
 use crate::lock::{SERVER_BYTE, Strength, describe_holder, try_lock};
+use crate::mark::{mark, marked_epoch, unmark};
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
 pub(crate) use block_device::block_size_of;
@@ -104,13 +104,6 @@ impl PreparedTarget {
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.identity.number()
-    }
-
-    /// What it is as the image of a volume of `size`. Older records of a block device do not say.
-    #[must_use]
-    pub fn image(&self, size: Bytes) -> Option<ImageIdentity> {
-        let is_known = self.origin != TargetOrigin::BlockDevice || self.block_device.is_some();
-        is_known.then(|| ImageIdentity::new(self.identity.clone(), self.block_device.clone(), size))
     }
 
     /// Whether the target's name still leads to what was prepared.
@@ -228,6 +221,12 @@ impl PreparedTarget {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// The identities of its file, or of its node and block device; none if an older record does not say which block device it is.
+    pub(crate) fn identities(&self) -> Option<(FileIdentity, Option<DeviceIdentity>)> {
+        let is_known = self.origin != TargetOrigin::BlockDevice || self.block_device.is_some();
+        is_known.then(|| (self.identity.clone(), self.block_device.clone()))
     }
 }
 

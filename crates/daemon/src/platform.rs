@@ -36,9 +36,9 @@ use crate::disk::Disk;
 use crate::hooks::{HookPrograms, Hooks};
 use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
+use crate::image_state::ImageState;
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
-use crate::stack::ImageState;
 use crate::workers::Worker;
 
 /// How long a start waits for a target to say whether a move was committed to it.

@@ -23,7 +23,7 @@ use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_o
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
 use crate::location::{Location, require_local};
-use crate::open_backend::OpenBackend;
+use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Network, RealBackends, boot_identity};
 use crate::pools::PoolContext;
@@ -88,6 +88,42 @@ async fn settle_group(volume: &Volume, layout: &Layout, backends: &Arc<dyn Backe
     }
 }
 
+async fn open_journal(
+    layout: &Layout,
+    name: &str,
+    (backends, env): (&Arc<dyn Backends>, &EnvRef),
+) -> Result<VolumeJournal> {
+    let path = layout.journal(name);
+    VolumeJournal::open(&path, backends, &**env).await.map_err(|error| {
+        if may_pass(error.kind()) || error.kind() == block::ErrorKind::Unsupported {
+            return of_journal(name, &path, &error);
+        }
+        Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
+            .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
+    })
+}
+
+/// Opens what holds the volume, if that is what its record names.
+async fn open(
+    document: &VolumeDocument,
+    open_options: &BackendOpenOptions,
+    config: &Config,
+    (backends, env): (&Arc<dyn Backends>, &EnvRef),
+) -> Result<OpenBackend> {
+    let open_backend = match &document.backend {
+        Location::Foreign(export) => OpenBackend::foreign(export, open_options, config.nbd_reconnect_limit(), env),
+        place => {
+            let spec = require_local(place, "there is nothing here to serve")?;
+            backends.open_backend(spec, open_options, &**env).await
+        }
+    };
+    let checked = open_backend.and_then(|open_backend| {
+        open_backend.require_image(document.image_of(&document.backend))?;
+        Ok(open_backend)
+    });
+    checked.map_err(|error| of_backend(&error, "the backend"))
+}
+
 async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
     descriptors::raise_limit();
@@ -107,14 +143,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         return Err(no_volume(name));
     }
     let backends: Arc<dyn Backends> = Arc::new(RealBackends::with_helpers());
-    let journal = VolumeJournal::open(&layout.journal(name), &backends, &*env).await;
-    let journal = journal.map_err(|error| {
-        if may_pass(error.kind()) || error.kind() == block::ErrorKind::Unsupported {
-            return of_journal(name, &layout.journal(name), &error);
-        }
-        Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
-            .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
-    })?;
+    let journal = open_journal(&layout, name, (&backends, &env)).await?;
     let volume = Volume::new(name, journal, Arc::clone(&env));
     settle_group(&volume, &layout, &backends, &env).await?;
     let document = volume.document();
@@ -130,17 +159,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
     }
     let open_options = volume.open_options(config.lock_wait());
-    let open_backend = match &document.backend {
-        Location::Foreign(export) => OpenBackend::foreign(export, &open_options, config.nbd_reconnect_limit(), &env),
-        place => {
-            backends.open_backend(require_local(place, "there is nothing here to serve")?, &open_options, &*env).await
-        }
-    };
-    let open_backend = open_backend.and_then(|open_backend| {
-        open_backend.require_image(document.image_of(&document.backend))?;
-        Ok(open_backend)
-    });
-    let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
+    let open_backend = open(&document, &open_options, &config, (&backends, &env)).await?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
     let overlay_context = OverlayContext {

@@ -203,10 +203,12 @@ impl Volume {
         export
     }
 
-    /// The volume does not come: what waits for it fails.
-    pub(crate) fn end_arriving(&self) {
+    /// The volume does not come: what waits for it fails, and its clients let go of the copy.
+    pub(crate) async fn end_arriving(&self) {
         let arriving = self.arriving.lock().take();
-        arriving.into_iter().for_each(ArrivingExport::close);
+        if let Some(arriving) = arriving {
+            arriving.close().await;
+        }
     }
 
     /// A way into the stack over `slot` whose requests are measured as clients' are.

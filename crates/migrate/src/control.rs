@@ -7,7 +7,8 @@ use block::{Bytes, Device, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use crate::{Comparison, Digests, MoveOptions, Progress};
+use crate::digests::Digests;
+use crate::{Comparison, MoveOptions, Progress};
 
 /// Steers one migration. Clones steer the same one.
 #[derive(Clone)]

@@ -45,7 +45,6 @@ pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
-pub use resync_verify::{DeviceDigests, Digests};
 use statistics::Statistics;
 pub(crate) use switchover::{STALL_TAIL, micros};
 

@@ -15,6 +15,7 @@ mod checksum;
 mod cold;
 mod context;
 mod control;
+mod digests;
 mod driver;
 mod forecast;
 mod guest;
@@ -40,7 +41,7 @@ pub use cache_transfer::{
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};
 pub use control::Control;
-pub use driver::{DeviceDigests, Digests};
+pub use digests::{DeviceDigests, Digests};
 pub use forecast::{Forecast, Known, LOOKS, Scattered};
 pub use guest::VolumeMeter;
 pub use handover::{Handover, HandoverContext};

@@ -19,7 +19,7 @@ use block::{Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Mutation, Result
 
 use parking_lot::Mutex;
 
-use crate::Digests;
+use crate::digests::Digests;
 use crate::reduce::skip::SkipReason;
 
 /// The first bytes of the map.

@@ -13,6 +13,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "audit",
             "clients",
             "config",
+            "descriptors",
             "device_identity",
             "disk",
             "free_space",
@@ -20,6 +21,8 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "hooks",
             "hosts",
             "hypervisor",
+            "image_state",
+            "log",
             "platform",
             "problem",
             "reject_all",
@@ -35,7 +38,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("job", &["adopt", "cold", "job_control", "jobs", "persist", "rates"]),
     ("between hosts", &["machines", "remote"]),
-    ("API", &["core", "daemon", "http", "metrics", "recover", "rescue", "run"]),
+    ("API", &["core", "daemon", "http", "metrics", "recover", "reload", "rescue", "run"]),
 ];
 
 /// An import that runs up, or closes a circle, and is there all the same.
@@ -81,7 +84,6 @@ pub(super) const KNOWN: &[Known] = &[
     known("daemon", "stack", "volume", "a layer is inserted into the volume that holds the stack"),
     known("guest", "acceleration", "initramfs", "whether a guest can be accelerated is tried with a guest"),
     known("migrate", "context", "strategy", "a migration's context holds the store of its strategy's snapshots"),
-    known("migrate", "control", "driver", "what a control publishes of a comparison is defined beside the driver"),
     known(
         "migrate",
         "driver",

@@ -7,7 +7,7 @@ use block::{BLOCK_BYTES, Buffer, Bytes, Extent, Result};
 use rustix::fs::FallocateFlags;
 
 use super::{Engine, FileBackend};
-use crate::executor::allocate;
+use crate::calls::allocate;
 
 /// Zeroes that must be written are written in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;

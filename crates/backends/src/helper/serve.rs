@@ -16,7 +16,7 @@ use rustix::fs::FallocateFlags;
 use rustix::net::{SendFlags, send};
 
 use super::message::{Answer, Message, Verb, receive_message};
-use crate::executor::{allocate, retry};
+use crate::calls::{allocate, retry};
 
 /// Serves the socket that is its standard input.
 pub(super) fn serve() -> ExitCode {

@@ -17,6 +17,10 @@ use block::{
 use nbd::server::Export;
 use tokio::sync::Notify;
 
+use crate::reject_all::reject_all;
+
+const NOT_COME: &str = "the volume has not come to this host";
+
 /// An export that is there before its volume is.
 pub(crate) struct ArrivingExport {
     gate: Arc<Gate>,
@@ -51,9 +55,12 @@ impl ArrivingExport {
         (self.slot, self.export)
     }
 
-    /// The volume does not come.
-    pub(crate) fn close(self) {
+    /// The volume does not come. Its clients may stay connected, but nothing of theirs has the copy open any more.
+    pub(crate) async fn close(self) {
         self.gate.decide(None);
+        let geometry = self.gate.geometry();
+        let quiesced = self.slot.quiesce().await;
+        quiesced.swap(reject_all("gone", geometry, ErrorKind::Fenced, NOT_COME));
     }
 }
 
@@ -73,7 +80,7 @@ impl Gate {
     }
 
     fn outcome(&self) -> Option<Result<Device, Error>> {
-        let gone = || Error::new(ErrorKind::Fenced, "the volume has not come to this host");
+        let gone = || Error::new(ErrorKind::Fenced, NOT_COME);
         self.volume.get().map(|volume| volume.clone().ok_or_else(gone))
     }
 
@@ -158,14 +165,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_that_does_not_come_fails_what_waits() {
-        let copy = Device::new("copy", MemDevice::new(Bytes::kib(64)));
-        let arriving = arriving(&copy);
+    async fn a_volume_that_does_not_come_fails_what_waits_and_leaves_its_copy_to_whoever_takes_it_back() {
+        let memory = Arc::new(MemDevice::new(Bytes::kib(64)));
+        let arriving = arriving(&Device::from_arc("copy", Arc::clone(&memory) as _));
         let client = Device::new("client", arriving.slot.lane());
-        let written = client.write(write(9));
-        futures::pin_mut!(written);
-        assert!(written.as_mut().now_or_never().is_none());
-        arriving.close();
-        assert_eq!(written.await.expect_err("it was written").kind(), ErrorKind::Fenced);
+        let (written, ()) = futures::future::join(client.write(write(9)), arriving.close()).await;
+        assert_eq!(written.expect_err("it was written").kind(), ErrorKind::Fenced);
+        assert_eq!(Arc::strong_count(&memory), 1, "a client that is still connected has the copy open");
+        assert_eq!(client.flush().await.expect_err("it is gone").kind(), ErrorKind::Fenced);
     }
 }

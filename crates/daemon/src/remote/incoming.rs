@@ -338,7 +338,7 @@ impl Daemon {
             return Err(fenced(message));
         }
         close_lane(volume).await;
-        volume.end_arriving();
+        volume.end_arriving().await;
         self.drop_arriving_cache(volume, &incoming.layers).await;
         drop(volume.incoming.lock().take());
         if let Some(target) = &incoming.target {

@@ -16,11 +16,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use block::{BLOCK_BYTES, Buffer, Device, Extent, Mutation, Result};
 use env::EnvRef;
 
+use crate::image_state::ImageState;
 use crate::platform::Backends;
 
 /// How often the image is looked at while it is in use.
@@ -33,33 +34,6 @@ const MAGIC: [u8; 8] = *b"TRANSHUI";
 const VERSION: u32 = 1;
 /// What the checksum covers: magic, layout, whether it was left so, and six numbers.
 const CHECKED_BYTES: usize = 16 + 6 * 8;
-
-/// What a file system says of a file, as far as every change of it is told by that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageState {
-    /// The file system.
-    pub device: u64,
-    /// The file in it.
-    pub inode: u64,
-    /// How large it is, in bytes.
-    pub size: u64,
-    /// When its bytes were changed last, since 1970.
-    pub modified: Duration,
-    /// When anything of it was changed last, since 1970.
-    pub changed: Duration,
-}
-
-impl ImageState {
-    /// Of the file at `path`; none if it is no file, or not there.
-    #[must_use]
-    pub fn of(path: &Path) -> Option<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let metadata = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
-        let modified = metadata.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-        let changed = Duration::new(metadata.ctime().try_into().ok()?, metadata.ctime_nsec().try_into().ok()?);
-        Some(Self { device: metadata.dev(), inode: metadata.ino(), size: metadata.len(), modified, changed })
-    }
-}
 
 /// How an image was seen last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,7 +47,6 @@ pub(crate) use drain::resume_drains;
 pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
 };
-pub use image_note::ImageState;
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use redirect_changes::cannot_serve;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};

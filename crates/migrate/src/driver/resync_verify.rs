@@ -13,10 +13,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use block::{BufferPool, Device, Error, ErrorKind, Extent, Result};
-use futures::future::{BoxFuture, try_join};
+use block::{Error, ErrorKind, Extent, Result};
+use futures::future::try_join;
 
 use super::Driver;
+use crate::digests::{Digests, digests_of};
 use crate::strategy::mirror::tracker::Tracker;
 use crate::{Event, Phase};
 
@@ -26,61 +27,10 @@ const DIGEST_BYTES: u64 = 4 << 20;
 const DIGESTS_MAX: usize = 16;
 /// How long the target may take for them.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// The source is read in pieces of this size.
-const PIECE_BYTES: u64 = 1 << 20;
 /// Below this share of its speed, which the guest's latency gives the copy, this rests too,
 const RESTLESS_SHARE: f64 = 0.25;
 /// for so many times of what it took at most.
 const REST_MAX: f64 = 8.0;
-
-/// Says what a target that was away holds, where reading it there costs less than here.
-pub trait Digests: Send + Sync {
-    /// The BLAKE3 of each extent, in their order: at most 64 extents, of at most 4 MiB each.
-    ///
-    /// # Errors
-    /// Nobody knows.
-    fn digests<'a>(&'a self, extents: &'a [Extent]) -> BoxFuture<'a, Result<Vec<[u8; 32]>>>;
-
-    /// Told when everything was compared: the target holds what it is thought to hold.
-    fn compared(&self);
-}
-
-/// What a device says that is reached from here.
-pub struct DeviceDigests {
-    device: Device,
-    pool: BufferPool,
-}
-
-impl DeviceDigests {
-    /// Of the target as `device` reads it, with buffers of the pool of the copy.
-    #[must_use]
-    pub const fn new(device: Device, pool: BufferPool) -> Self {
-        Self { device, pool }
-    }
-}
-
-impl Digests for DeviceDigests {
-    fn digests<'a>(&'a self, extents: &'a [Extent]) -> BoxFuture<'a, Result<Vec<[u8; 32]>>> {
-        Box::pin(digests_of(&self.device, &self.pool, extents))
-    }
-
-    fn compared(&self) {
-        tracing::info!(target = self.device.name(), "what an earlier session has copied was compared");
-    }
-}
-
-async fn digests_of(device: &Device, pool: &BufferPool, extents: &[Extent]) -> Result<Vec<[u8; 32]>> {
-    let mut digests = Vec::with_capacity(extents.len());
-    for extent in extents {
-        let mut hasher = blake3::Hasher::new();
-        for piece in extent.split_at_multiples(PIECE_BYTES) {
-            let buffer = pool.acquire(piece.length.as_usize()).await;
-            hasher.update(&device.read(piece.offset, buffer).await?);
-        }
-        digests.push(*hasher.finalize().as_bytes());
-    }
-    Ok(digests)
-}
 
 impl Driver {
     /// Compares what the record of an earlier session says that the target has, if that is in doubt. The mirror is on
