@@ -77,7 +77,7 @@ async fn once_a_sync_has_failed_nothing_durable_is_promised() {
     backend.flush().await.expect("all is well");
     drop(backend.sync_failed(std::io::Error::from_raw_os_error(libc::EIO)));
     let error = backend.flush().await.expect_err("a sync has failed");
-    assert!(error.context().contains("open it again"), "{error}");
+    assert!(error.context().contains("move the volume to another place"), "{error}");
     let data = Buffer::copy_of(&[1; 4096]).freeze();
     let durable = Mutation::data(Bytes::ZERO, data.clone()).with_fua(true);
     backend.write(durable).await.expect_err("it would have to be durable");

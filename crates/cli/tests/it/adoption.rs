@@ -508,7 +508,7 @@ fn nobody_but_its_own_qemu_gets_an_adopted_disk() {
     let stranger = |world: &World| {
         let output = Command::new("nbdinfo").args(["--size", &export]).output().expect("nbdinfo: run `make setup`");
         assert!(!output.status.success(), "another process has got the disk: {output:?}");
-        assert!(world.log().contains("was refused its disk"), "{}", world.log());
+        world.wait_for_log("was refused its disk");
     };
     stranger(&world);
     world.terminate();

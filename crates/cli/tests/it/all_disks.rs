@@ -152,7 +152,7 @@ fn all_disks_switch_over_in_one_commit() {
         assert_eq!(world.wait_for_job(id)["state"], "done");
     }
     assert!(backends(&world).iter().all(|place| place.contains("new-")), "one has stayed");
-    assert!(world.log().contains("all disks of the machine are committed"), "{}", world.log());
+    world.wait_for_log("all disks of the machine are committed");
     assert_eq!(records(&world), 0, "the group's record was left behind");
 }
 

@@ -158,5 +158,5 @@ fn an_encrypted_export_of_ours_is_for_clients_with_certificates() {
         let output = Command::new("nbdinfo").arg(&address).output().expect("nbdinfo is missing: run `make setup`");
         assert!(!output.status.success(), "{address} let somebody in without a certificate");
     }
-    assert!(world.log().contains("a client of an encrypted export was not let in"), "{}", world.log());
+    world.wait_for_log("a client of an encrypted export was not let in");
 }

@@ -84,6 +84,15 @@ impl World {
         self.daemon.log()
     }
 
+    /// Waits until the daemon has logged `words`: its log is written beside what it does.
+    pub(crate) fn wait_for_log(&self, words: &str) {
+        let start = Instant::now();
+        while !self.log().contains(words) {
+            assert!(start.elapsed() < HANG, "never logged: {words}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// The command line, not yet run.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         self.daemon.client(arguments)
