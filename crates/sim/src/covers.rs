@@ -64,7 +64,7 @@ impl Player {
     }
 
     /// Says of everything that was told to happen in a phase how often it did. False if too little of something has, where no
-    /// machine moves.
+    /// machine moves. A part of the scenarios tells too little of a phase to be judged.
     fn are_phases_met(&self) -> bool {
         let [mut others, mut machines] = [Phased::default(), Phased::default()];
         for cover in self.covers().values() {
@@ -75,6 +75,9 @@ impl Player {
             for (phase, what, count) in phased.each() {
                 println!("{what} in {}{whose}: {count}", phase.name());
             }
+        }
+        if self.arguments.turn.is_some() {
+            return true;
         }
         let mut is_met = true;
         let is_amiss = |(phase, _, count): &(_, _, PhasedCount)| comes_always(*phase) && count.misses_too_often();

@@ -428,18 +428,11 @@ pub const SCENARIOS: &[NamedScenario] = &[
 /// name. Whoever mends what one of them shows takes it out of this list.
 pub const UNMENDED: &[(&str, &str)] = &[
     ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
-    ("start-away-base", "a start of a cache whose base does not flush forgets what was answered and not flushed"),
-    ("start-away-layer", "a flush that failed because the base was away fails for good"),
-    ("start-away-store", "of two stores of a surrogate one that is away at a start keeps the volume down"),
-    ("start-away-target", "a move is given up because its target cannot be opened at a start"),
-    ("start-exchanged-flash", "an older copy of a cache's flash is believed"),
-    ("start-exchanged-store", "an older or an empty store of a surrogate is believed, or keeps the volume down"),
-    ("start-changed-base", "a cache is believed though its base was changed while no daemon ran"),
-    ("start-changed-source", "a progress map is believed though the source was changed while no daemon ran"),
-    ("away-base", "a flush that failed because the base was away fails for good"),
-    ("flush-lost-base", "what is answered after a lost flush of the base is lost at the next start"),
-    ("flush-lost-image", "what is answered after a lost flush of the image is lost at the next start"),
-    ("cache-failing-dirty", "flash that has failed a request fails all flushes until the next start but one"),
+    ("start-exchanged-flash", "the world opens caches below the daemon's pools, which keep the generation of a store"),
+    ("start-changed-base", "the world's files have no times, by which a cache knows that its base was changed"),
+    ("start-changed-source", "the world's files have no times, by which a move knows that its source was changed"),
+    ("flush-lost-image", "a guest's write fails while an overlay takes back what its base may have lost"),
+    ("cache-failing-dirty", "what flash that has failed a request still holds is not judged yet"),
 ];
 
 /// The scenario of that name.
