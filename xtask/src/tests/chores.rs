@@ -1,6 +1,7 @@
 //! What is no program of tests and decides as they do: the simulator's seeds and some torture.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
@@ -11,6 +12,8 @@ use crate::sim::{seeds_of_day, today};
 
 /// The scenarios are played until they show what they must in so many turns, one a day; `make test-long` plays all.
 const TURNS: u64 = 3;
+/// What runs beside the tests waits for all of them, on a slow machine for half an hour.
+const BESIDE_LIMIT: Duration = Duration::from_secs(3600);
 /// No more seeds of one scenario than these.
 const COVER_SEEDS: &str = "0..100";
 
@@ -24,7 +27,7 @@ pub(super) fn seeds(seeds: &str, fresh: u64) -> anyhow::Result<Vec<Task>> {
     let idle = |name: &str, arguments: &[&str]| {
         let idle = ["--idle", "0"].into_iter().map(str::to_owned).chain([text(&programs.join(SIMULATOR))]);
         let arguments = idle.chain(arguments.iter().map(|argument| (*argument).to_owned())).collect();
-        task(name, "chrt".into(), arguments)
+        Task { limit: BESIDE_LIMIT, ..task(name, "chrt".into(), arguments) }
     };
     Ok(vec![
         idle(&format!("seeds {seeds}"), &["--seeds", seeds]),

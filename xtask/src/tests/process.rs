@@ -10,8 +10,6 @@ use anyhow::Context;
 
 use super::schedule::Task;
 
-/// A test that takes longer hangs. The slowest takes three minutes, beside others five.
-const HANG: Duration = Duration::from_secs(900);
 /// What a test started may take so long to end after it.
 const LEFT: Duration = Duration::from_secs(5);
 /// Where version 2 of control groups is mounted: alone, or beside version 1.
@@ -42,7 +40,7 @@ pub(super) fn run(task: &Task) -> anyhow::Result<Outcome> {
         .stderr(Stdio::piped())
         .process_group(0);
     let child = command.spawn().with_context(|| format!("running {}", task.path.display()))?;
-    let (output, hangs) = wait(child, began)?;
+    let (output, hangs) = wait(child, began, task.limit)?;
     let seconds = began.elapsed().as_secs_f64();
     let busy = group.as_ref().map_or(0.0, Group::busy_seconds);
     let left = group.map(Group::end).unwrap_or_default();
@@ -52,7 +50,7 @@ pub(super) fn run(task: &Task) -> anyhow::Result<Outcome> {
         println!("--- {} has failed:\n{said}\n{}", task.name, String::from_utf8_lossy(&output.stderr));
     }
     if hangs {
-        println!("--- {} was ended after {HANG:?}", task.name);
+        println!("--- {} was ended after {:?}", task.name, task.limit);
     }
     if !left.is_empty() {
         println!("--- {} has left processes: {}", task.name, left.join("; "));
@@ -65,13 +63,13 @@ pub(super) fn run(task: &Task) -> anyhow::Result<Outcome> {
 }
 
 /// Waits for the end, and ends what hangs.
-fn wait(child: Child, began: Instant) -> anyhow::Result<(Output, bool)> {
+fn wait(child: Child, began: Instant, limit: Duration) -> anyhow::Result<(Output, bool)> {
     let process = child.id();
     std::thread::scope(|scope| {
         let output = scope.spawn(move || child.wait_with_output());
         let mut hangs = false;
         while !output.is_finished() {
-            if began.elapsed() > HANG && !hangs {
+            if began.elapsed() > limit && !hangs {
                 hangs = true;
                 // The whole group of processes: its children have the test's output open.
                 Command::new("kill").args(["-KILL", "--", &format!("-{process}")]).status()?;

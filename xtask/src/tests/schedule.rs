@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::process::{self, Outcome};
 
+/// A test that takes longer hangs. The slowest takes three minutes, beside others five.
+const HANG: Duration = Duration::from_secs(900);
 /// A test that nobody has measured takes so long, and keeps so many processors busy.
 const UNKNOWN: (f64, f64) = (0.5, 0.5);
 /// What keeps no processor busy takes some memory and some turns all the same.
@@ -27,6 +30,8 @@ pub(super) struct Task {
     pub(super) is_alone: bool,
     /// What no two tests may use at once.
     pub(super) shared: Option<&'static str>,
+    /// A task that takes longer hangs.
+    pub(super) limit: Duration,
 }
 
 impl Task {
@@ -34,7 +39,7 @@ impl Task {
     pub(super) fn named(name: String) -> Self {
         let (seconds, processors) = UNKNOWN;
         let (path, folder, arguments) = (PathBuf::new(), PathBuf::new(), Vec::new());
-        Self { name, path, folder, arguments, seconds, processors, is_alone: false, shared: None }
+        Self { name, path, folder, arguments, seconds, processors, is_alone: false, shared: None, limit: HANG }
     }
 }
 
