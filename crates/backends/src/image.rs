@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`ImageIdentity`] | both | whether it still is what the volume's record names |
 //! | [`ImageTimes`] | a file | whether anybody has changed it since they were noted |
+//! | [`ImageState`] | a file | the same, and whether it is another one or of another size |
 //! | [`Tombstone`] | a block device | that its volume was moved away |
 //! | the attribute `user.transhume` | a file | the move that has brought a volume into it |
 
@@ -36,6 +37,19 @@ pub struct ImageIdentity {
 pub struct ImageTimes {
     modified_ns: i64,
     changed_ns: i64,
+}
+
+/// What a file system says of a file, as far as every change of it is told by that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageState {
+    /// The file system.
+    pub device: u64,
+    /// The file in it.
+    pub inode: u64,
+    /// How large it is, in bytes.
+    pub size: u64,
+    /// When it was changed last.
+    pub times: ImageTimes,
 }
 
 /// Why a file or block device is not what a volume's record names.
@@ -157,6 +171,24 @@ impl ImageIdentity {
 }
 
 impl ImageTimes {
+    /// When the bytes were changed last, and when anything was: in nanoseconds since 1970.
+    #[must_use]
+    pub const fn new(modified_ns: i64, changed_ns: i64) -> Self {
+        Self { modified_ns, changed_ns }
+    }
+
+    /// When the bytes were changed last, in nanoseconds since 1970.
+    #[must_use]
+    pub const fn modified_ns(&self) -> i64 {
+        self.modified_ns
+    }
+
+    /// When anything was changed last, in nanoseconds since 1970.
+    #[must_use]
+    pub const fn changed_ns(&self) -> i64 {
+        self.changed_ns
+    }
+
     /// Of what `found` tells of; a block device has none that would say anything.
     #[must_use]
     pub fn of(found: &Metadata) -> Option<Self> {
@@ -165,6 +197,16 @@ impl ImageTimes {
             modified_ns: ns(found.mtime(), found.mtime_nsec()),
             changed_ns: ns(found.ctime(), found.ctime_nsec()),
         })
+    }
+}
+
+impl ImageState {
+    /// Of the file at `path`; none if it is no file, or not there.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok()?;
+        let times = ImageTimes::of(&found)?;
+        Some(Self { device: found.dev(), inode: found.ino(), size: found.len(), times })
     }
 }
 

@@ -23,7 +23,7 @@ mod tombstone;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
-pub use image::{ImageError, ImageIdentity, ImageTimes};
+pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes};
 pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;

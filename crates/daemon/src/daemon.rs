@@ -398,7 +398,7 @@ impl Daemon {
         descriptors::require_room(3 * alone)
     }
 
-    fn refuse_known(&self, new: &NewVolume) -> Result<()> {
+    pub(crate) fn refuse_known(&self, new: &NewVolume) -> Result<()> {
         for volume in self.volumes() {
             let document = volume.document();
             let what = if volume.name == new.name {

@@ -40,7 +40,6 @@ mod hooks;
 pub mod hosts;
 mod http;
 mod hypervisor;
-mod image_state;
 mod job_control;
 mod jobs;
 mod journal;
@@ -89,11 +88,10 @@ pub use hooks::{HookOutput, Hooks, NoHooks};
 pub use hypervisor::{
     Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, NoHypervisors, OnStatus, Outlet,
 };
-pub use image_state::ImageState;
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
-pub use open_backend::{BackendOpenOptions, CopyEnd, MovedRule, OpenBackend, QemuRule};
+pub use open_backend::{BackendOpenOptions, CopyEnd, MovedRule, OpenBackend, QemuRule, TimesOfImage};
 pub use rescue::rescue;
 pub use run::main;
 pub use stack::ArrivingCache;

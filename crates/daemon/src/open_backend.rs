@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{
-    Access, BackendSpec, CacheMode, Engine, FileBackend, Helpers, ImageError, ImageIdentity, OpenOptions, QemuLocks,
-    SourceIdentity,
+    Access, BackendSpec, CacheMode, Engine, FileBackend, Helpers, ImageError, ImageIdentity, ImageTimes, OpenOptions,
+    QemuLocks, SourceIdentity,
 };
 use block::{BlockDevice, Bytes, Device, Extent};
 use env::{Env, EnvRef};
@@ -71,12 +71,17 @@ pub enum QemuRule {
     Later,
 }
 
+/// Tells when a file was changed last; none once nobody knows.
+pub type TimesOfImage = Arc<dyn Fn() -> Option<ImageTimes> + Send + Sync>;
+
 /// A backend with its locks: as long as this lives, no other server and no QEMU program writes to it.
 pub struct OpenBackend {
     pub(crate) place: Location,
     pub(crate) device: Device,
     /// The file or block device; none on a ground that has no such things.
     backend: Option<Arc<FileBackend>>,
+    /// On such a ground: when it was changed last, where that is known.
+    times: Option<TimesOfImage>,
     /// The export of another server; it has no locks.
     export: Option<Arc<NbdBackend>>,
     /// Let go of while QEMU takes the image back.
@@ -117,11 +122,33 @@ impl OpenBackend {
             place: Location::Local(spec),
             device,
             backend: None,
+            times: None,
             export: None,
             qemu_locks: None,
             remote_device: None,
             files: Vec::new(),
             whole: None,
+        }
+    }
+
+    /// The same, and `times` tells when it was changed last.
+    #[must_use]
+    pub fn with_times(mut self, times: TimesOfImage) -> Self {
+        self.times = Some(times);
+        self
+    }
+
+    /// Tells when it was changed last, without keeping anything open.
+    pub(crate) fn times_without_lock(&self) -> Option<TimesOfImage> {
+        self.times.clone()
+    }
+
+    /// When it was changed last, if it is a file.
+    pub(crate) fn image_times(&self) -> Option<ImageTimes> {
+        match (&self.backend, &self.times) {
+            (Some(backend), _) => backend.times(),
+            (None, Some(times)) => times(),
+            (None, None) => None,
         }
     }
 
@@ -150,6 +177,7 @@ impl OpenBackend {
             place,
             device,
             backend: None,
+            times: None,
             export: None,
             qemu_locks: None,
             remote_device: Some(RemoteDeviceGuard(remote_device)),
@@ -174,7 +202,8 @@ impl OpenBackend {
         let device = Device::from_arc(&place.nbd, Arc::clone(&export) as _);
         let place = Location::Foreign(place.clone());
         let (backend, qemu_locks, remote_device, files) = (None, None, None, Vec::new());
-        Ok(Self { place, device, backend, export: Some(export), qemu_locks, remote_device, files, whole: None })
+        let (export, times, whole) = (Some(export), None, None);
+        Ok(Self { place, device, backend, times, export, qemu_locks, remote_device, files, whole })
     }
 
     /// The export of another server, if it is one.
@@ -227,6 +256,7 @@ impl OpenBackend {
             remote_device: None,
             device,
             backend: Some(backend),
+            times: None,
             export: None,
             qemu_locks,
             files: Vec::new(),
@@ -238,7 +268,7 @@ impl OpenBackend {
     pub(crate) fn close(&mut self) {
         let geometry = self.device.geometry();
         self.device = reject_all("let go", geometry, block::ErrorKind::Fenced, "this host has let it go");
-        (self.backend, self.export, self.qemu_locks) = (None, None, None);
+        (self.backend, self.times, self.export, self.qemu_locks) = (None, None, None, None);
     }
 
     /// The file of one more layer, over the others.
@@ -316,9 +346,10 @@ impl OpenBackend {
         self.backend.as_ref().and_then(|backend| backend.metadata().ok())
     }
 
-    /// Whether it is neither a file nor a block device nor an export, but something that whoever runs the daemon has made.
+    /// Whether it is neither a file nor a block device nor an export, but something that whoever runs the daemon has made, and keeps from
+    /// others.
     pub(crate) const fn is_vouched_for(&self) -> bool {
-        self.backend.is_none() && self.export.is_none() && self.remote_device.is_none()
+        self.backend.is_none() && self.times.is_none() && self.export.is_none() && self.remote_device.is_none()
     }
 
     /// Which file or block device it is, where that can be told.

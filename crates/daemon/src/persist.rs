@@ -38,6 +38,14 @@ impl Daemon {
             return Ok(Some(note));
         };
         let (from, to) = (from.to_owned(), to.to_owned());
+        let untold = |error: &Error, hint: String| {
+            let (to, why) = (to.display(), &error.message);
+            let message = format!("the volume is on {to}, but the VM's configuration was not told: {why}");
+            Error::new(ErrorCode::PersistFailed, message).with_hint(hint)
+        };
+        if let Err(error) = self.require_uncovered(volume).await {
+            return Err(untold(&error, error.hint.clone().unwrap_or_default()));
+        }
         if job.request.no_persist {
             let note =
                 format!("the VM's configuration was not told: change {} to {} there", from.display(), to.display());
@@ -62,16 +70,7 @@ impl Daemon {
         };
         let limit = Duration::from_secs(self.config.persist_hook_seconds);
         adopt::persist(&how, &moved, limit).await.map_err(|error| {
-            let message = format!(
-                "the volume is on {}, but the VM's configuration was not told: {}",
-                to.display(),
-                error.message
-            );
-            Error::new(ErrorCode::PersistFailed, message).with_hint(format!(
-                "change {} to {} in the VM's configuration yourself",
-                from.display(),
-                to.display()
-            ))
+            untold(&error, format!("change {} to {} in the VM's configuration yourself", from.display(), to.display()))
         })
     }
 }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{
-    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, OpenOptions, PreparedTarget, Retired, Retiring,
-    TargetError, TargetRequest, in_place, is_deleted, prepare_target, remove_unless_used, retire_source,
+    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageState, OpenOptions, PreparedTarget, Retired,
+    Retiring, TargetError, TargetRequest, in_place, is_deleted, prepare_target, remove_unless_used, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
@@ -36,7 +36,6 @@ use crate::disk::Disk;
 use crate::hooks::{HookPrograms, Hooks};
 use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
-use crate::image_state::ImageState;
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
 use crate::workers::Worker;

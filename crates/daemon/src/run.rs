@@ -27,6 +27,8 @@ use crate::{descriptors, http, machines, recover, remote};
 /// How long requests in flight may take when the daemon goes down. A device that hangs has them for ever: the process
 /// ends without them.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// How long caches have for their last note, however long requests have taken.
+const LEAVE_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// How long NBD servers may take then to make durable what they have answered.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// Threads of the control plane.
@@ -159,6 +161,7 @@ async fn go_down(daemon: &Daemon) {
         hosts.close();
     }
     daemon.pause_copies();
+    let begun = daemon.env.now();
     let volumes = daemon.volumes();
     let drained = futures::future::join_all(volumes.iter().map(|volume| async {
         let Some(slot) = volume.slot() else { return };
@@ -170,9 +173,10 @@ async fn go_down(daemon: &Daemon) {
     }));
     drained.await;
     let left = volumes.iter().filter_map(|volume| volume.with_stack(|stack| stack.cache().cloned()).flatten());
-    // One that takes longer, because its backend is away, begins cold.
+    // One that takes longer, because its backend is away, begins cold. What requests have waited for a backend counts for it, too.
     let left = futures::future::join_all(left.map(crate::stack::StackedCache::leave));
-    let _ = env::timeout(&*daemon.env, DRAIN_LIMIT, left).await;
+    let rest = DRAIN_LIMIT.saturating_sub(daemon.env.now().since(begun)).max(LEAVE_LIMIT_MIN);
+    let _ = env::timeout(&*daemon.env, rest, left).await;
     // Nobody writes to a file any more, a cache neither.
     daemon.note_rest().await;
     // Nobody knows of that after this process.

@@ -33,4 +33,4 @@ pub(crate) use map::StateMap;
 pub(crate) const OWNER_BYTES: u64 = 2 * BLOCK_BYTES;
 
 pub(crate) use place::{PlaceAllocator, Placement};
-pub(crate) use record::{FlushError, Record, STEP_BYTES, may_have_lost};
+pub(crate) use record::{BelowError, FlushError, Record, STEP_BYTES, may_have_lost};

@@ -38,6 +38,8 @@ use crate::world::{Invariant, World};
 
 /// How long after its process's death a request may still land: tried on a real machine, 56 ms.
 const LATE_MAX: Duration = Duration::from_millis(56);
+/// How coarse the times of files are: a tick of Linux at 250 Hz.
+const FILE_CLOCK_TICK: Duration = Duration::from_millis(4);
 
 const SLOW_FACTOR: u32 = 20;
 
@@ -92,6 +94,8 @@ struct State {
     away: away::Away,
     /// Nothing is answered before this, and what is written lands no earlier.
     silent_until: Moment,
+    /// When it was changed last.
+    changed_at: Moment,
     fence: Fence,
     limits: Limits,
     /// Who hears of requests that fail.
@@ -120,6 +124,7 @@ impl Disk {
             is_full: false,
             away: away::Away::default(),
             silent_until: Moment::default(),
+            changed_at: Moment::default(),
             fence: Fence::default(),
             limits: Limits::default(),
             reporter: None,
@@ -223,6 +228,18 @@ impl Disk {
         fence.epoch = fence.epoch_before;
     }
 
+    /// When it was changed last, as a file system tells it: no finer than its clock ticks.
+    #[must_use]
+    pub fn changed_at(&self) -> Moment {
+        self.state().changed_at
+    }
+
+    fn note_change(&self, state: &mut State) {
+        let now = self.shared.world.now().since(Moment::default());
+        let ticks = now.as_nanos() / FILE_CLOCK_TICK.as_nanos();
+        state.changed_at = Moment::default() + FILE_CLOCK_TICK * u32::try_from(ticks).expect("days in the world");
+    }
+
     /// What may go wrong from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state().faults = faults;
@@ -299,6 +316,7 @@ impl Disk {
         state.power += 1;
         state.orphans = 0;
         state.medium = Medium::new(self.shared.geometry.size);
+        self.note_change(&mut state);
         drop(state);
         self.shared.settled.notify_waiters();
         self.shared.world.event(format_args!("{} is a new file", self.shared.name));
@@ -314,12 +332,17 @@ impl Disk {
     pub fn corrupt(&self, offset: Bytes) {
         let extent = Extent::new(offset, Bytes(1));
         let flipped = [self.state().medium.read(extent)[0] ^ 1];
-        self.fill(offset, &flipped);
+        self.put(offset, &flipped);
         self.shared.world.fault("corruption", format_args!("{} at {}", self.shared.name, offset.0));
     }
 
     /// Puts bytes on it before the scenario begins.
     pub fn fill(&self, offset: Bytes, bytes: &[u8]) {
+        self.put(offset, bytes);
+        self.note_change(&mut self.state());
+    }
+
+    fn put(&self, offset: Bytes, bytes: &[u8]) {
         let mutation = Mutation::data(offset, block::Data::copy_of(bytes));
         self.state().medium.apply(mutation.extent(), mutation.kind(), mutation.extent(), true, &self.shared.rng);
     }

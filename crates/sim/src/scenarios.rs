@@ -429,9 +429,7 @@ pub const SCENARIOS: &[NamedScenario] = &[
 pub const UNMENDED: &[(&str, &str)] = &[
     ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
     ("start-exchanged-flash", "the world opens caches below the daemon's pools, which keep the generation of a store"),
-    ("start-changed-base", "the world's files have no times, by which a cache knows that its base was changed"),
-    ("start-changed-source", "the world's files have no times, by which a move knows that its source was changed"),
-    ("flush-lost-image", "a guest's write fails while an overlay takes back what its base may have lost"),
+    ("start-changed-base", "the world opens caches below the daemon, which notes how their base was left"),
     ("cache-failing-dirty", "what flash that has failed a request still holds is not judged yet"),
 ];
 

@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::graph::Graph;
 use crate::plan::AdoptedDisk;
 use crate::qmp::{Event, LOOK_AGAIN, Qmp};
-use crate::run::{DiskState, disk_state};
+use crate::run::{DiskState, cover_of, disk_state};
 
 /// Something that happened to a VM or to its adopted disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +60,13 @@ pub enum VmEvent {
     },
     /// Somebody took us out of the disk's path (or it was never finished): the graph does not lead to our export.
     NoLongerInside,
+    /// Another program has put a node over the disk that keeps what the guest writes, as an external snapshot does.
+    Covered {
+        /// Its name.
+        node: String,
+        /// What it has opened.
+        file: String,
+    },
     /// QEMU itself is being migrated.
     VmMigration {
         /// `setup`, `active`, `completed`, ...
@@ -97,6 +104,8 @@ impl VmEvent {
             Self::Resized { .. } => Outcome::GoOn,
             // A job reads or writes through us too, but may end by replacing nodes.
             Self::BlockJob { .. } | Self::NoLongerInside => Outcome::Cancel,
+            // What moves is no longer what the guest has.
+            Self::Covered { .. } => Outcome::Cancel,
             Self::VmMigration { status } if OVER.contains(&status.as_str()) => Outcome::Inspection,
             // Its target would open the disk by its old name.
             Self::VmMigration { .. } => Outcome::Cancel,
@@ -171,6 +180,8 @@ impl VmEvents {
             DiskState::Outside | DiskState::Prepared => found.push(VmEvent::NoLongerInside),
         }
         let names = &self.disk.nodes;
+        let cover = cover_of(&self.disk, graph);
+        found.extend(cover.map(|node| VmEvent::Covered { node: node.name.clone(), file: node.filename.clone() }));
         let jobs = graph.jobs_on(&[names.format.as_str(), names.nbd.as_str()], &self.disk.backend);
         found.extend(graph.migration_under_way().map(|status| VmEvent::VmMigration { status: status.to_owned() }));
         found.extend(jobs.iter().map(|job| VmEvent::BlockJob { id: job.id.clone(), kind: job.kind.clone() }));

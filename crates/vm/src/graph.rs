@@ -31,6 +31,8 @@ pub struct Node {
     pub is_encrypted: bool,
     /// How many backing files are below it.
     pub backing_depth: u64,
+    /// What its own header names as below it, if it names anything.
+    pub backing_name: Option<String>,
     /// Its size as a disk.
     pub virtual_bytes: Option<u64>,
     /// What its format tells of itself.
@@ -64,6 +66,7 @@ impl Node {
             cache_no_flush: value["cache"]["no-flush"].as_bool().unwrap_or_default(),
             is_encrypted: value["encrypted"].as_bool().unwrap_or_default(),
             backing_depth: value["backing_file_depth"].as_u64().unwrap_or_default(),
+            backing_name: value["backing_file"].as_str().map(str::to_owned),
             virtual_bytes: image["virtual-size"].as_u64(),
             format_specific: image["format-specific"]["data"].clone(),
             bitmaps,
@@ -259,6 +262,34 @@ impl Graph {
         chain
     }
 
+    /// Whether a walk downwards from `top` comes to `node`, by whatever holds.
+    #[must_use]
+    pub fn reaches(&self, top: &str, node: &str) -> bool {
+        self.below(vec![top]).contains(node)
+    }
+
+    /// The lowest node over `node` that keeps what the guest writes to itself, as an external snapshot does: `node` is below it as its
+    /// backing file. A node of a block job or a filter that passes writes on is none.
+    #[must_use]
+    pub fn cover_of(&self, node: &str) -> Option<&Node> {
+        // Each passes on what it is given as a whole, though the graph calls what is below them backing.
+        const PASSING: [&str; 2] = ["mirror_top", "commit_top"];
+        let (mut open, mut seen) = (vec![node], BTreeSet::new());
+        while let Some(child) = open.pop() {
+            if !seen.insert(child) {
+                continue;
+            }
+            for edge in self.holders(child).filter(|edge| edge.parent_type == "block-driver") {
+                let Some(parent) = self.node(&edge.parent) else { continue };
+                if edge.name == "backing" && !PASSING.contains(&parent.driver.as_str()) {
+                    return Some(parent);
+                }
+                open.push(&parent.name);
+            }
+        }
+        None
+    }
+
     /// The jobs that touch `nodes`, by graph where it tells, by name otherwise. A backup reads through a filter that it
     /// has put above the node: whatever a job reaches downwards it touches.
     #[must_use]
@@ -274,7 +305,11 @@ impl Graph {
     /// The nodes below a job.
     fn reached_by_job(&self, id: &str) -> BTreeSet<&str> {
         let of_job = |edge: &&Edge| edge.parent_type == "block-job" && edge.parent == id;
-        let mut open: Vec<&str> = self.edges.iter().filter(of_job).map(|edge| edge.child.as_str()).collect();
+        self.below(self.edges.iter().filter(of_job).map(|edge| edge.child.as_str()).collect())
+    }
+
+    /// These nodes and all below them.
+    fn below<'a>(&'a self, mut open: Vec<&'a str>) -> BTreeSet<&'a str> {
         let mut reached = BTreeSet::new();
         while let Some(node) = open.pop() {
             if reached.insert(node) {

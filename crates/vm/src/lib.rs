@@ -42,4 +42,6 @@ pub use plan::{
 };
 pub use process::{ProcessState, QemuProcess, require_writer, writes_to};
 pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, WeakQmp, owner_of_socket, qemu_of};
-pub use run::{DiskState, RecoveryGoal, Surroundings, adopt, disk_state, forget, recover, release};
+pub use run::{
+    DiskState, RecoveryGoal, Surroundings, adopt, cover_of, disk_state, forget, name_image, recover, release,
+};

@@ -2,6 +2,7 @@
 //! plan.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::descriptor;
 use crate::disk::Form;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::plan::{AdoptedDisk, Direction, ExpectedSize, Plan, Step};
 use crate::qmp::Qmp;
 
@@ -70,9 +71,8 @@ pub fn disk_state(disk: &AdoptedDisk, graph: &Graph) -> DiskState {
     let is_inside = match disk.form {
         Form::Reopen => graph.child(&names.format, "file").is_some_and(|child| child.name == names.nbd),
         Form::Replace | Form::Direct => {
-            let root = frontend.root.as_deref();
-            let chain = root.map(|root| graph.chain(root)).unwrap_or_default();
-            chain.iter().any(|node| node.name == names.nbd)
+            // Others may have put nodes over ours since: a snapshot has it as its backing file.
+            frontend.root.as_deref().is_some_and(|root| graph.reaches(root, &names.nbd))
         }
     };
     if is_inside {
@@ -82,6 +82,26 @@ pub fn disk_state(disk: &AdoptedDisk, graph: &Graph) -> DiskState {
     } else {
         DiskState::Outside
     }
+}
+
+/// The node of another program's that lies over an adopted disk, and has what the guest writes.
+#[must_use]
+pub fn cover_of<'a>(disk: &AdoptedDisk, graph: &'a Graph) -> Option<&'a Node> {
+    graph.cover_of(&disk.nodes.format)
+}
+
+/// Has the header of `cover`, which lies over an adopted disk, name the image itself as below it instead of our export.
+///
+/// # Errors
+/// What QEMU says.
+pub async fn name_image(qmp: &Qmp, disk: &AdoptedDisk, cover: &Node, image: &Path) -> Result<()> {
+    let graph = Graph::read(qmp).await?;
+    let root = graph.frontend(&disk.qom_path).and_then(|frontend| frontend.root.as_deref()).unwrap_or(&cover.name);
+    let image = image.to_str().ok_or_else(|| {
+        Error::new(ErrorKind::Invalid, format!("QEMU takes no such name of a file: {}", image.display()))
+    })?;
+    let arguments = json!({ "device": root, "image-node-name": cover.name, "backing-file": image });
+    done(qmp.execute("change-backing-file", arguments).await)
 }
 
 /// Runs an adoption. Returns for how long the guest was stopped, if it was.

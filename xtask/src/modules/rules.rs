@@ -21,7 +21,6 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "hooks",
             "hosts",
             "hypervisor",
-            "image_state",
             "log",
             "platform",
             "problem",

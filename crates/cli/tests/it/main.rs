@@ -1,6 +1,7 @@
 //! The programs as people and scripts use them: real daemons, real clients, real guests. One program: what it links is linked once.
 
 mod adoption;
+mod adoption_in_the_path;
 mod all_disks;
 mod arbiter;
 mod beside_others;

@@ -121,9 +121,7 @@ fn loses_its_target_and_resumes(number: u64, flags: &[&str]) {
         world.wait_until_job("the target is not lost", |job| job["progress"]["target_losses"].as_u64() > Some(0));
     assert!(lost["progress"]["last_error"].as_str().is_some_and(|error| error.contains("error 5")), "{lost}");
     let load = Load::start(&uri, &image, number);
-    while load.requests() < 100 {
-        std::thread::yield_now();
-    }
+    load.answers(100);
     drop(tampering);
     let expected = load.finish();
     world.json(&["resume", "x"]);

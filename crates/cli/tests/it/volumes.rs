@@ -72,9 +72,7 @@ fn a_volume_in_use_is_not_detached() {
     let image = world.image("disk.img", 4 << 20, 65536);
     let uri = world.attach("x", &image);
     let load = crate::support::load::Load::start(&uri, &image, 1);
-    while load.requests() < 10 {
-        std::thread::yield_now();
-    }
+    load.answers(10);
     world.refused(&["volume", "detach", "x"], 8, "connected to x");
     let expected = load.finish();
     assert!(std::fs::read(&image).expect("read") == expected);
@@ -87,18 +85,12 @@ fn volumes_come_back_on_their_sockets_after_a_polite_upgrade() {
     let uri = world.attach("x", &image);
     let load = crate::support::load::Load::start(&uri, &image, 2);
     for _ in 0..3 {
-        let before = load.requests();
-        while load.requests() < before + 50 {
-            std::thread::yield_now();
-        }
+        load.answers(50);
         world.terminate();
         assert!(world.path("x.sock").exists(), "the socket's file went away: clients would give up");
         world.start();
     }
-    let before = load.requests();
-    while load.requests() < before + 50 {
-        std::thread::yield_now();
-    }
+    load.answers(50);
     let expected = load.finish();
     assert!(std::fs::read(&image).expect("read") == expected, "an acknowledged write is lost");
 }

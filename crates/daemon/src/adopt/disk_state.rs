@@ -9,6 +9,7 @@ use api::v1::{Error, ErrorCode, Monitor};
 use backends::ImageError;
 use vm::{DiskState, Graph, ProcessState};
 
+use super::cover::is_covered;
 use super::monitor::Vm;
 use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
@@ -16,7 +17,7 @@ use crate::problem::{Result, of_backend, of_vm};
 use crate::volume::Volume;
 
 /// How long a look at QEMU's graph may keep a move, or a guest after a restart, waiting.
-const LOOK_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
 /// Whom an adopted disk's monitor leads to.
 pub(super) enum Reached {
@@ -38,6 +39,8 @@ enum Inspection {
     Outside(Error),
     /// It does, and is about to be elsewhere.
     Leaving(Error),
+    /// It does, with another program's node over the disk.
+    Covered(Error),
     /// It does not say.
     Silent(Error),
 }
@@ -85,7 +88,7 @@ impl Daemon {
         }
         match self.look(volume, adoption).await {
             Inspection::Inside | Inspection::Gone => Ok(()),
-            Inspection::Outside(error) | Inspection::Leaving(error) => Err(error),
+            Inspection::Outside(error) | Inspection::Leaving(error) | Inspection::Covered(error) => Err(error),
             // Whoever is connected is QEMU.
             Inspection::Silent(error) if volume.connections() > 0 => {
                 tracing::info!(volume = volume.name, %error, "QEMU is connected, and says nothing of its graph");
@@ -106,8 +109,9 @@ impl Daemon {
                 self.forget_copied(volume);
                 Err(error)
             }
-            // The guest of one that is leaving goes on through us; whoever watches it ends the move.
-            Inspection::Leaving(_) | Inspection::Inside | Inspection::Gone | Inspection::Silent(_) => Ok(()),
+            // The guest of one that is leaving, or covered, goes on through us; whoever watches it ends the move.
+            Inspection::Leaving(_) | Inspection::Covered(_) => Ok(()),
+            Inspection::Inside | Inspection::Gone | Inspection::Silent(_) => Ok(()),
         }
     }
 
@@ -203,7 +207,10 @@ impl Daemon {
         let graph = Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?;
         match (vm::disk_state(&adoption.plan.disk, &graph), graph.migration_under_way()) {
             (DiskState::DeviceGone, _) => Ok(Inspection::Gone),
-            (DiskState::Inside, None) => Ok(Inspection::Inside),
+            (DiskState::Inside, None) => Ok(match vm::cover_of(&adoption.plan.disk, &graph) {
+                Some(cover) => Inspection::Covered(is_covered(name, cover)),
+                None => Inspection::Inside,
+            }),
             (DiskState::Inside, Some(status)) => {
                 let message = format!("QEMU itself is being migrated ({status}), with the disk {name}");
                 let error = Error::new(ErrorCode::WrongState, message);

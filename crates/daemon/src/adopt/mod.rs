@@ -11,7 +11,9 @@
 //!
 //! The journal says which way it goes; how far it has come, QEMU's graph says (crate `vm`).
 
+mod cover;
 mod disk_state;
+mod last_sector;
 mod monitor;
 mod recover;
 mod surroundings;
@@ -71,12 +73,9 @@ impl Daemon {
         };
         let plan = Plan::adopt(&vm.qmp, &vm.sources, &wanted).await.map_err(|error| of_vm(&error))?;
         let size_advertised = room_to_grow(&plan);
-        let backend = BackendSpec::file(&plan.disk.image).with_cache(cache_of(&plan.disk));
-        // A container ends where it ends today.
-        let backend = if size_advertised.is_some() { backend } else { suited(backend, &*self.backends)? };
-        let new = NewVolume {
+        let mut new = NewVolume {
             name: request.name.clone(),
-            backend,
+            backend: BackendSpec::file(&plan.disk.image).with_cache(cache_of(&plan.disk)),
             export: format!("nbd+unix:///{}?socket={}", request.name, socket.display()),
             read_only: false,
             socket_owner: vm.owner,
@@ -89,6 +88,12 @@ impl Daemon {
                 plan: plan.clone(),
             }),
         };
+        self.refuse_known(&new)?;
+        // A container ends where it ends today.
+        if size_advertised.is_none() {
+            last_sector::fill_up(&plan.disk)?;
+            new.backend = suited(new.backend, &*self.backends)?;
+        }
         let open_options = BackendOpenOptions {
             size_advertised: size_advertised.map(block::Bytes),
             qemu: QemuRule::Later,
@@ -151,6 +156,7 @@ impl Daemon {
         let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
         require_name(&volume)?;
         force_reconnect(&volume, &vm, adoption).await;
+        self.uncover(&volume, adoption, &vm).await?;
         let is_block_device = volume.with_backend(|open_backend| open_backend.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
         let guest_runs = vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running;

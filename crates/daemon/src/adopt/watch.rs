@@ -9,6 +9,8 @@ use crate::daemon::Daemon;
 use crate::jobs::JobHandle;
 use crate::volume::Volume;
 
+/// How often the graph is looked at that says nothing by itself: nobody is told of a snapshot.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long to wait before a QEMU that lives is reached again.
 const REST: Duration = Duration::from_secs(2);
 
@@ -41,22 +43,30 @@ pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> 
 /// The same for as long as one connection to its monitor lasts.
 async fn watch_connection(daemon: &Daemon, volume: &Volume, job: &JobHandle, qmp: &Qmp, disk: &AdoptedDisk) {
     let mut events = VmEvents::watch(qmp, disk).await;
+    let mut told = Vec::new();
     // What has begun before is told by no event any more.
     if let Ok(graph) = Graph::read(qmp).await {
-        for event in events.compare(&graph) {
-            heed(daemon, volume, job, &event);
-        }
+        heed_all(daemon, volume, job, events.compare(&graph), &mut told);
     }
-    while let Some(event) = events.next().await {
-        heed(daemon, volume, job, &event);
-        if event.outcome() == Outcome::Inspection
-            && let Ok(graph) = Graph::read(qmp).await
-        {
-            for event in events.compare(&graph) {
+    loop {
+        let is_due = match env::timeout(&*daemon.env, LOOK_INTERVAL, events.next()).await {
+            Some(None) => return,
+            Some(Some(event)) => {
                 heed(daemon, volume, job, &event);
+                event.outcome() == Outcome::Inspection
             }
+            None => true,
+        };
+        if is_due && let Ok(graph) = Graph::read(qmp).await {
+            heed_all(daemon, volume, job, events.compare(&graph), &mut told);
         }
     }
+}
+
+/// Heeds what a look at the graph shows, but for what the look before has shown, too.
+fn heed_all(daemon: &Daemon, volume: &Volume, job: &JobHandle, events: Vec<VmEvent>, told: &mut Vec<VmEvent>) {
+    events.iter().filter(|event| !told.contains(event)).for_each(|event| heed(daemon, volume, job, event));
+    *told = events;
 }
 
 fn heed(daemon: &Daemon, volume: &Volume, job: &JobHandle, event: &VmEvent) {
@@ -69,6 +79,10 @@ fn heed(daemon: &Daemon, volume: &Volume, job: &JobHandle, event: &VmEvent) {
                 VmEvent::BlockJob { id, kind } => format!("a block job of QEMU's ({kind} {id}) works on the disk"),
                 VmEvent::NoLongerInside => "QEMU does not go through this daemon any more".to_owned(),
                 VmEvent::VmMigration { .. } => "QEMU itself is being migrated".to_owned(),
+                VmEvent::Covered { node, file } => format!(
+                    "another program has taken a snapshot of the disk in QEMU: {} lies over it",
+                    if file.is_empty() { node } else { file }
+                ),
                 other => format!("{other:?}"),
             };
             let error = Error::new(ErrorCode::MoveFailed, format!("the move of {} was given up: {why}", volume.name));

@@ -41,7 +41,7 @@ pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{refuse_reserve_above, show};
 
 use crate::journal::VolumeJournal;
-use crate::open_backend::OpenBackend;
+use crate::open_backend::{OpenBackend, TimesOfImage};
 use crate::problem::Result;
 use crate::remote::RemoteVolumeDevice;
 use convert::to_options;
@@ -84,8 +84,8 @@ struct Inner {
 /// Where a migration goes to, for whoever brings it back when it was lost.
 #[derive(Clone)]
 pub(crate) enum Goal {
-    /// Something that needs no help.
-    Plain,
+    /// Something that needs no help; whoever made it may tell when it was changed last.
+    Plain(Option<TimesOfImage>),
     /// A file or block device, which remembers that a sync has failed.
     File(Arc<FileBackend>),
     /// A volume of another host.
@@ -97,7 +97,7 @@ impl Goal {
         match (open_backend.backend(), open_backend.remote_device()) {
             (Some(backend), _) => Self::File(Arc::clone(backend)),
             (None, Some(remote_device)) => Self::Remote(Arc::clone(remote_device)),
-            (None, None) => Self::Plain,
+            (None, None) => Self::Plain(open_backend.times_without_lock()),
         }
     }
 }
@@ -133,7 +133,7 @@ impl JobHandle {
             ended: None,
             control: None,
             pool: None,
-            target: Goal::Plain,
+            target: Goal::Plain(None),
             paused,
             unverified: None,
             is_steered: paused,
@@ -282,7 +282,7 @@ impl JobHandle {
         match &inner.target {
             // Its host is tried at once, and the migration goes on when that answers.
             Goal::Remote(remote_device) if !was_paused => remote_device.kick(),
-            Goal::Remote(_) | Goal::File(_) | Goal::Plain => inner.go_on(),
+            Goal::Remote(_) | Goal::File(_) | Goal::Plain(_) => inner.go_on(),
         }
     }
 
@@ -342,7 +342,7 @@ impl JobHandle {
     pub(crate) fn let_go_of_target(&self) {
         let mut inner = self.inner.lock();
         if let Goal::File(_) = inner.target {
-            inner.target = Goal::Plain;
+            inner.target = Goal::Plain(None);
         }
     }
 
@@ -350,7 +350,8 @@ impl JobHandle {
     fn target_times(&self) -> Option<ImageTimes> {
         match &self.inner.lock().target {
             Goal::File(backend) => backend.times(),
-            Goal::Plain | Goal::Remote(_) => None,
+            Goal::Plain(times) => times.as_ref().and_then(|times| times()),
+            Goal::Remote(_) => None,
         }
     }
 

@@ -44,7 +44,7 @@ impl Daemon {
     /// What source and target are like once nothing is on its way to them; none if they are no files, or do not rest.
     async fn rest(&self, volume: &Volume, job: &JobHandle) -> Option<Rested> {
         let look = || {
-            let source = volume.with_backend(|open_backend| open_backend.backend()?.times()).flatten()?;
+            let source = volume.with_backend(|open_backend| open_backend.image_times()).flatten()?;
             Some(Rested { source, target: job.target_times()? })
         };
         let begun = self.env.now();
@@ -73,7 +73,7 @@ pub(super) fn is_undisturbed(rested: Option<Rested>, source: &OpenBackend, targe
         // Nobody has looked at these.
         return false;
     }
-    let times = |open_backend: &OpenBackend| open_backend.backend().and_then(|backend| backend.times());
-    let now = times(source).zip(times(target)).map(|(source, target)| Rested { source, target });
+    let now = source.image_times().zip(target.image_times());
+    let now = now.map(|(source, target)| Rested { source, target });
     rested.is_some() && rested == now
 }

@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use backends::{ImageState, ImageTimes};
 use block::{BLOCK_BYTES, Buffer, Device, Extent, Mutation, Result};
 use env::EnvRef;
 
-use crate::image_state::ImageState;
 use crate::platform::Backends;
 
 /// How often the image is looked at while it is in use.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How much newer than it was seen an image may be after a crash.
-const SLACK: Duration = Duration::from_secs(2);
+/// How much newer than it was seen an image may be after a crash, in nanoseconds.
+const SLACK_NS: i64 = 2_000_000_000;
 /// The first bytes of a note.
 const MAGIC: [u8; 8] = *b"TRANSHUI";
 /// The version of its layout.
@@ -50,9 +50,8 @@ impl Note {
         page[..8].copy_from_slice(&MAGIC);
         page[8..12].copy_from_slice(&VERSION.to_le_bytes());
         page[12..16].copy_from_slice(&u32::from(self.was_left).to_le_bytes());
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let numbers =
-            [state.device, state.inode, state.size, nanoseconds(state.modified), nanoseconds(state.changed), 0];
+        let times = [state.times.modified_ns(), state.times.changed_ns()].map(i64::cast_unsigned);
+        let numbers = [state.device, state.inode, state.size, times[0], times[1], 0];
         for (number, place) in numbers.into_iter().zip(page[16..CHECKED_BYTES].chunks_exact_mut(8)) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -67,13 +66,8 @@ impl Note {
         let is_sound = page[..8] == MAGIC
             && half(8) == Some(VERSION)
             && half(CHECKED_BYTES) == Some(crc32fast::hash(&page[..CHECKED_BYTES]));
-        let state = ImageState {
-            device: word(0)?,
-            inode: word(1)?,
-            size: word(2)?,
-            modified: Duration::from_nanos(word(3)?),
-            changed: Duration::from_nanos(word(4)?),
-        };
+        let times = ImageTimes::new(word(3)?.cast_signed(), word(4)?.cast_signed());
+        let state = ImageState { device: word(0)?, inode: word(1)?, size: word(2)?, times };
         is_sound.then_some(Self { state, was_left: half(12)? == 1 })
     }
 
@@ -83,8 +77,9 @@ impl Note {
             return self.state == *state;
         }
         let is_same = |one: &ImageState| (one.device, one.inode, one.size);
-        let newest = self.state.changed + SLACK;
-        is_same(&self.state) == is_same(state) && state.changed <= newest && state.modified <= newest
+        let newest = self.state.times.changed_ns().saturating_add(SLACK_NS);
+        let is_in_time = state.times.changed_ns().max(state.times.modified_ns()) <= newest;
+        is_same(&self.state) == is_same(state) && is_in_time
     }
 }
 
@@ -161,8 +156,8 @@ mod tests {
     use super::*;
 
     fn note(was_left: bool) -> Note {
-        let (modified, changed) = (Duration::from_millis(70_000), Duration::from_millis(71_000));
-        Note { state: ImageState { device: 1, inode: 2, size: 3, modified, changed }, was_left }
+        let times = ImageTimes::new(70_000_000_000, 71_000_000_000);
+        Note { state: ImageState { device: 1, inode: 2, size: 3, times }, was_left }
     }
 
     #[test]
@@ -180,15 +175,15 @@ mod tests {
     #[test]
     fn an_image_is_believed_as_it_was_left_and_after_a_crash_if_it_is_hardly_newer() {
         let (left, seen) = (note(true), note(false));
-        let later = |milliseconds| ImageState {
-            changed: left.state.changed + Duration::from_millis(milliseconds),
-            ..left.state
+        let later = |milliseconds: i64| {
+            let (modified, changed) = (left.state.times.modified_ns(), left.state.times.changed_ns());
+            ImageState { times: ImageTimes::new(modified, changed + milliseconds * 1_000_000), ..left.state }
         };
         assert!(left.allows(&left.state) && seen.allows(&left.state));
         assert!(!left.allows(&later(1)), "somebody has written to it");
         assert!(seen.allows(&later(1_500)), "the last second before a crash is ours");
         assert!(!seen.allows(&later(2_500)), "nobody of ours was there");
-        let older = ImageState { modified: Duration::ZERO, ..left.state };
+        let older = ImageState { times: ImageTimes::new(0, left.state.times.changed_ns()), ..left.state };
         assert!(!left.allows(&older), "a copy with an old time was put back");
         for other in [
             ImageState { inode: 9, ..left.state },

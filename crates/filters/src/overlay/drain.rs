@@ -27,8 +27,8 @@
 //!
 //! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the
 //! overlay holds those grains again: at once on record, and for the guest as soon as nobody writes to them. A write to
-//! the base that meets this fails. Then they are drained again. A base that cannot be reached has lost nothing, and
-//! nothing changes.
+//! the base that meets this is tried again once they are held. Then they are drained again. A base that cannot be
+//! reached has lost nothing, and nothing changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,6 +37,7 @@ use tokio::sync::Notify;
 
 use super::grain::GrainState;
 use super::{Overlay, RunOrigin};
+use crate::store::BelowError;
 
 impl Overlay {
     /// From now on mutations go to the base wherever the overlay holds nothing, so that it only gets emptier. There is no
@@ -101,9 +102,9 @@ impl Overlay {
     }
 
     /// Writes to the base what the guest has changed where nothing is held. The caller holds its grains.
-    async fn write_below(&self, mutation: Mutation) -> Result<()> {
+    async fn write_below(&self, mutation: Mutation) -> Result<(), BelowError> {
         self.record.change_below(self.header.grain.indices_of(mutation.extent()))?;
-        self.base.write(mutation).await
+        Ok(self.base.write(mutation).await?)
     }
 
     /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain.
@@ -160,20 +161,36 @@ impl Overlay {
         self.record.set(self.header.grain.indices_of(extent), GrainState::Absent).await
     }
 
-    /// Writes data while the overlay is drained.
+    /// Carries out a mutation while the overlay is drained. A flush that fails meanwhile may pin what it meets: that is held again, and the
+    /// whole mutation is tried once more. Nobody was told that the first attempt has ended.
     pub(super) async fn write_draining(&self, mutation: Mutation) -> Result<()> {
-        // Where that fails now, only what is recorded as held takes no write.
-        let _ = self.take_back().await;
+        loop {
+            // Where that fails now, only what is recorded as held takes no write.
+            let taken_back = self.take_back().await;
+            let written = match mutation.kind() {
+                MutationKind::Data(_) => self.try_write_draining(&mutation).await,
+                MutationKind::Zeroes { .. } | MutationKind::Discard => self.try_clear_draining(&mutation).await,
+            };
+            match written {
+                Ok(true) => return Ok(()),
+                Ok(false) => return self.flush_all().await,
+                Err(BelowError::Failed(error)) => return Err(error),
+                Err(BelowError::Pinned) => taken_back?,
+            }
+        }
+    }
+
+    /// Writes data while the overlay is drained. False if it is to be flushed yet.
+    async fn try_write_draining(&self, mutation: &Mutation) -> Result<bool, BelowError> {
         let run = self.header.grain.indices_of(mutation.extent());
         let grains = self.extent_of(&run);
         let guard = self.grains.shared(grains).await;
         let runs = self.runs(mutation.extent(), usize::MAX);
         if runs.iter().any(|(_, state)| *state == GrainState::Zero) {
             drop(guard);
-            let guard = self.grains.exclusive(grains).await;
-            self.write_parts(&mutation).await?;
-            drop(guard);
-            return if mutation.fua { self.flush_all().await } else { Ok(()) };
+            let _guard = self.grains.exclusive(grains).await;
+            self.write_parts(mutation).await?;
+            return Ok(!mutation.fua);
         }
         let is_known = !mutation.fua || self.record.is_durable(&run);
         for (part, state) in runs {
@@ -183,13 +200,19 @@ impl Overlay {
                 GrainState::Data | GrainState::Zero => self.write_delta(piece).await?,
             }
         }
-        drop(guard);
-        if is_known { Ok(()) } else { self.flush_all().await }
+        Ok(is_known)
+    }
+
+    /// The same for zeroes and discards.
+    async fn try_clear_draining(&self, mutation: &Mutation) -> Result<bool, BelowError> {
+        let _guard = self.grains.exclusive(self.extent_of(&self.header.grain.indices_of(mutation.extent()))).await;
+        self.write_parts(mutation).await?;
+        Ok(!mutation.fua)
     }
 
     /// Carries out a mutation while the overlay is drained, each part where its grains are, and forces none. The caller
     /// holds all of them alone.
-    pub(super) async fn write_parts(&self, mutation: &Mutation) -> Result<()> {
+    async fn write_parts(&self, mutation: &Mutation) -> Result<(), BelowError> {
         for (part, state) in self.runs(mutation.extent(), usize::MAX) {
             let piece = mutation.slice(part).with_fua(false);
             match (state, piece.kind()) {

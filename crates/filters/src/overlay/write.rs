@@ -96,13 +96,16 @@ impl Overlay {
         if fua {
             self.record.check()?;
         }
+        if self.unlocked.is_closed() {
+            return Box::pin(self.write_draining(mutation)).await;
+        }
         let extent = self.extent_of(&self.header.grain.indices_of(mutation.extent()));
         let guard = self.grains.exclusive(extent).await;
         if self.unlocked.is_closed() {
-            self.write_parts(&mutation).await?;
-        } else {
-            self.clear_held(&mutation).await?;
+            drop(guard);
+            return Box::pin(self.write_draining(mutation)).await;
         }
+        self.clear_held(&mutation).await?;
         drop(guard);
         if fua { self.flush_all().await } else { Ok(()) }
     }

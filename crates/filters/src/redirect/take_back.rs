@@ -15,6 +15,7 @@ use block::{Buffer, Mutation, Result};
 
 use super::entry::DirtySectors;
 use super::{Found, Inner, Redirect, SurrogateEntry};
+use crate::store::BelowError;
 
 impl Redirect {
     /// Whether all that was moved to the source is durable there: it alone is the volume. False if the surrogate has taken something back,
@@ -113,7 +114,7 @@ impl Inner {
     }
 
     /// The guest is about to change the source in `chunk`, which the caller holds.
-    pub(super) fn change_below(&self, chunk: u64) -> Result<()> {
+    pub(super) fn change_below(&self, chunk: u64) -> Result<(), BelowError> {
         match self.left.lock().get(&chunk) {
             Some(place) => self.record.change_below(*place..*place + 1),
             None => Ok(()),

@@ -6,22 +6,42 @@ use std::sync::atomic::Ordering;
 use block::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, MutationKind, Result};
 
 use super::{Found, Inner, SurrogateEntry};
+use crate::store::BelowError;
 use crate::translate::moved;
 
 impl Inner {
-    /// Carries out a mutation that lies in one chunk, and forces none.
+    /// Carries out a mutation that lies in one chunk, and forces none. A flush that fails meanwhile may pin the chunk: it is the surrogate's
+    /// again then, and the mutation is tried once more.
     pub(super) async fn write_part(&self, part: Mutation) -> Result<()> {
-        // Where that fails now, only what is recorded as the surrogate's takes no write.
-        let _ = self.take_back().await;
         let chunk = self.chunk_of(part.extent().offset);
         self.popularity.lock().touch(chunk);
-        match part.kind() {
-            MutationKind::Data(_) => self.write_data(part, chunk).await,
-            MutationKind::Zeroes { .. } | MutationKind::Discard => self.clear(part, chunk).await,
+        loop {
+            // Where that fails now, only what is recorded as the surrogate's takes no write.
+            let taken_back = self.take_back().await;
+            let written = match part.kind() {
+                MutationKind::Data(_) => self.write_data(part.clone(), chunk).await,
+                MutationKind::Zeroes { .. } | MutationKind::Discard => self.clear(part.clone(), chunk).await,
+            };
+            match written {
+                Ok(()) => return Ok(()),
+                Err(BelowError::Failed(error)) => return Err(error),
+                Err(BelowError::Pinned) => taken_back?,
+            }
+            self.check_takes_back()?;
         }
     }
 
-    async fn write_data(&self, part: Mutation, chunk: u64) -> Result<()> {
+    /// Fails if the surrogate has failed: it takes nothing back any more.
+    fn check_takes_back(&self) -> Result<()> {
+        if self.failure.lock().is_none() {
+            return Ok(());
+        }
+        let context =
+            format!("{} has failed, and its source may have lost what was moved there", self.surrogate.name());
+        Err(Error::new(ErrorKind::Io, context))
+    }
+
+    async fn write_data(&self, part: Mutation, chunk: u64) -> Result<(), BelowError> {
         self.check_known(chunk)?;
         let sectors = self.sectors_of(part.extent());
         let is_over = |found: &Found| found.dirty.contains_all(sectors.clone());
@@ -29,7 +49,7 @@ impl Inner {
             let _guard = self.chunks.shared(part.extent()).await;
             if let Some(found) = self.find(chunk).filter(is_over) {
                 self.counters.writes_redirected.fetch_add(1, Ordering::Relaxed);
-                return self.write_over(part, found.place).await;
+                return Ok(self.write_over(part, found.place).await?);
             }
         }
         let _guard = self.chunks.exclusive(self.extent_of(chunk)).await;
@@ -40,7 +60,7 @@ impl Inner {
         let found = self.find(chunk).or_else(|| if self.takes() { self.claim(chunk) } else { None });
         match found {
             None => self.write_to_source(part).await,
-            Some(found) if is_over(&found) => self.write_over(part, found.place).await,
+            Some(found) if is_over(&found) => Ok(self.write_over(part, found.place).await?),
             Some(found) => self.write_found(part, chunk, found, sectors).await,
         }
     }
@@ -68,13 +88,19 @@ impl Inner {
     }
 
     /// Writes into a place, and makes its sectors dirty. The caller holds the chunk alone.
-    async fn write_found(&self, part: Mutation, chunk: u64, found: Found, sectors: Range<u64>) -> Result<()> {
+    async fn write_found(
+        &self,
+        part: Mutation,
+        chunk: u64,
+        found: Found,
+        sectors: Range<u64>,
+    ) -> Result<(), BelowError> {
         let written = match self.with_whole_sectors(&part, chunk, found, sectors.clone()).await {
             Ok(whole) if self.failure.lock().is_none() => self.write_place(whole, found.place).await,
             Ok(_) => Err(Error::new(ErrorKind::Io, "the surrogate has failed before")),
             Err(error) => {
                 self.release_if_clean(found);
-                return Err(error);
+                return Err(error.into());
             }
         };
         if let Err(error) = written {
@@ -82,7 +108,7 @@ impl Inner {
             // What the place has of the clean sectors may be torn.
             self.forget_cached(found);
             if found.dirty.contains_any(sectors) {
-                return Err(self.cannot_write_over(error));
+                return Err(self.cannot_write_over(error).into());
             }
             return self.write_to_source(part).await;
         }
@@ -96,7 +122,7 @@ impl Inner {
         if let Err(error) = recorded {
             self.fail(&error);
             self.in_doubt.lock().insert(chunk);
-            return Err(error);
+            return Err(error.into());
         }
         self.counters.writes_redirected.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -174,15 +200,15 @@ impl Inner {
         self.surrogate.write(padded).await
     }
 
-    async fn write_to_source(&self, part: Mutation) -> Result<()> {
+    async fn write_to_source(&self, part: Mutation) -> Result<(), BelowError> {
         self.counters.writes_at_source.fetch_add(1, Ordering::Relaxed);
         self.change_source(part).await
     }
 
     /// Changes the source where the guest has asked for it. The caller holds the chunk.
-    async fn change_source(&self, part: Mutation) -> Result<()> {
+    async fn change_source(&self, part: Mutation) -> Result<(), BelowError> {
         self.change_below(self.chunk_of(part.extent().offset))?;
-        self.base.write(part).await
+        Ok(self.base.write(part).await?)
     }
 
     /// Reads of the clean sectors go to the source from now on.
@@ -199,7 +225,7 @@ impl Inner {
 
     /// Zeroes and discards go to the source, and over what the place has, in this order: in between a crash leaves the old bytes, for
     /// nothing was answered.
-    async fn clear(&self, part: Mutation, chunk: u64) -> Result<()> {
+    async fn clear(&self, part: Mutation, chunk: u64) -> Result<(), BelowError> {
         self.check_known(chunk)?;
         let whole = self.extent_of(chunk);
         let _guard = self.chunks.exclusive(whole).await;
@@ -234,7 +260,7 @@ impl Inner {
             Err(error) => {
                 self.fail(&error);
                 self.forget_cached(found);
-                if is_dirty { Err(error) } else { Ok(()) }
+                if is_dirty { Err(error.into()) } else { Ok(()) }
             }
         }
     }

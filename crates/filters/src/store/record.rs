@@ -60,6 +60,20 @@ pub(crate) struct FlushError {
     pub(crate) is_base: bool,
 }
 
+/// Why a change was not taken in the base.
+pub(crate) enum BelowError {
+    /// Some of it is pinned: it is to be taken back first, and then the change is tried again.
+    Pinned,
+    /// What the base says, or the store.
+    Failed(Error),
+}
+
+impl From<Error> for BelowError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// A change of the map whose data is written.
 struct Change<E> {
     run: Range<u64>,
@@ -467,13 +481,9 @@ impl<E: Entry, X> Record<E, X> {
     /// The guest is about to change `run` in the base, of which the caller has all.
     ///
     /// # Errors
-    /// A flush of the base has failed, and some of it is not taken back yet.
-    pub(crate) fn change_below(&self, run: Range<u64>) -> Result<()> {
-        if self.live.lock().change_below(run) {
-            return Ok(());
-        }
-        let context = format!("{} is taking back what its base may have lost there", self.device.name());
-        Err(Error::new(ErrorKind::Io, context))
+    /// Pinned if a flush of the base has failed, and some of it is not taken back yet.
+    pub(crate) fn change_below(&self, run: Range<u64>) -> Result<(), BelowError> {
+        if self.live.lock().change_below(run) { Ok(()) } else { Err(BelowError::Pinned) }
     }
 
     /// Takes pinned grains back: `state`, which is recorded, is true of them. The caller has them alone.

@@ -82,6 +82,7 @@ impl Disk {
         }
         let (name, rng, world) = (self.shared.name, &self.shared.rng, &self.shared.world);
         let (whole, fua, faults) = (mutation.extent(), mutation.fua, state.faults);
+        self.note_change(&mut state);
         if rng.chance(faults.lost_writes) {
             world.fault("lost-write", format_args!("{name} {extent:?}"));
             return;

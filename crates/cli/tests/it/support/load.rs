@@ -98,9 +98,17 @@ impl Load {
 
     /// Waits until a hundred more requests were answered: it goes on.
     pub(crate) fn goes_on(&self) {
-        let before = self.requests();
-        while self.requests() < before + 100 {
-            std::thread::yield_now();
+        self.answers(100);
+    }
+
+    /// Waits until so many more requests were answered.
+    pub(crate) fn answers(&self, count: u64) {
+        let (before, start) = (self.requests(), Instant::now());
+        while self.requests() < before + count {
+            let has_ended = self.thread.as_ref().is_none_or(std::thread::JoinHandle::is_finished);
+            assert!(!has_ended, "the guest saw what it must not see");
+            assert!(start.elapsed() < HANG, "the guest waits: {} more requests of {count}", self.requests() - before);
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

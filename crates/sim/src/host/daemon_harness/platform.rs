@@ -10,9 +10,9 @@ use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
 use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
-use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
+use backends::{BackendSpec, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry, Offload};
-use env::Env;
+use env::{Env, Moment};
 use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
@@ -173,6 +173,13 @@ impl ProcessView {
     }
 }
 
+/// When the file was changed last.
+fn times_of(disk: &Disk) -> ImageTimes {
+    let nanoseconds = disk.changed_at().since(Moment::default()).as_nanos();
+    let nanoseconds = i64::try_from(nanoseconds).expect("days in the world");
+    ImageTimes::new(nanoseconds, nanoseconds)
+}
+
 impl Backends for ProcessView {
     fn open_store<'a>(&'a self, path: &'a Path, _: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
         Box::pin(async move {
@@ -244,7 +251,8 @@ impl Backends for ProcessView {
                 Some(peer) if self.is_far => peer.counted(&host, device),
                 _ => device,
             };
-            Ok(OpenBackend::over(spec.clone(), device))
+            let times = disk.clone();
+            Ok(OpenBackend::over(spec.clone(), device).with_times(Arc::new(move || Some(times_of(&times)))))
         })
     }
 
