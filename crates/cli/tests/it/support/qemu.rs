@@ -19,6 +19,8 @@ pub(crate) struct Qemu {
 impl Qemu {
     pub(crate) fn start(world: &World, arguments: &[&str]) -> Self {
         let monitor = world.path("qmp");
+        // An earlier QEMU that was killed has left it.
+        let _ = std::fs::remove_file(&monitor);
         let child = Command::new("qemu-system-x86_64")
             .args(["-M", "q35,accel=tcg", "-nodefaults", "-display", "none", "-m", "64"])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", monitor.display())])
