@@ -149,6 +149,15 @@ struct Counters {
     cleaned: AtomicU64,
 }
 
+impl Counters {
+    /// How many requests of the guest's were counted, whatever became of them.
+    fn requests(&self) -> u64 {
+        let Self { hits, hits_partial, misses, writes_back, writes_through, writes_around, .. } = self;
+        let all = [hits, hits_partial, misses, writes_back, writes_through, writes_around];
+        all.into_iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+}
+
 impl Cache {
     /// Makes an empty cache of `partition`, whatever that held before. Done means durable.
     ///

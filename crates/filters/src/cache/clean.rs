@@ -10,7 +10,9 @@
 //! until then the durable map names the place, whose bytes are still those.
 //!
 //! Blocks go in the order of the base, neighbours in one write. Only one such write is under way while the base works for the guest, and many
-//! while it does not. Nobody runs it but its owner, and the guest's writes that wait for it at the dirty limit.
+//! while it does not. While the guest asks the cache for anything, they are the more the nearer the dirty limit is: each takes a read of the
+//! flash from the guest, and a block that the guest writes again meanwhile need not go twice. Nobody runs it but its owner, and the guest's
+//! writes that wait for it at the dirty limit.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -42,6 +44,8 @@ pub(super) struct Cleaner {
     queue: Vec<u64>,
     /// The place where the search for more goes on.
     next_place: u64,
+    /// How many requests the guest had made at the last step.
+    requests_before: u64,
 }
 
 /// A place whose dirty sectors were written to the base.
@@ -62,7 +66,7 @@ impl Cache {
             return Ok(WriteBackStep::Idle);
         }
         let is_alone = inner.guest_at_base.load(Ordering::SeqCst) == 0;
-        let runs = if is_alone { inner.options.write_back_depth.max(1) } else { 1 };
+        let runs = if is_alone { inner.runs_at_once(&mut cleaner) } else { 1 };
         let written = inner.clean_some(&mut cleaner, runs).await?;
         Ok(if written.is_zero() { WriteBackStep::Idle } else { WriteBackStep::Wrote(written) })
     }
@@ -90,6 +94,19 @@ impl Inner {
     fn share(&self, percent: u8) -> u64 {
         let places = self.header.lock().places;
         (places * u64::from(percent.min(100)) / 100).max(1)
+    }
+
+    /// How many runs go to the base at a time while it does nothing for the guest.
+    fn runs_at_once(&self, cleaner: &mut Cleaner) -> usize {
+        let depth = self.options.write_back_depth.max(1);
+        let requests = self.counters.requests();
+        if std::mem::replace(&mut cleaner.requests_before, requests) == requests || !self.takes_dirty() {
+            return depth;
+        }
+        let low = self.share(self.options.dirty_low_percent);
+        let span = self.share(self.options.dirty_max_percent).saturating_sub(low).max(1);
+        let share = self.dirty_places().saturating_sub(low) as f64 / span as f64;
+        ((depth as f64 * share.powi(4)) as usize).clamp(1, depth)
     }
 
     fn dirty_places(&self) -> u64 {

@@ -41,6 +41,8 @@ use live::Live;
 const STEP_SECTORS: u64 = 2048;
 /// The same in bytes.
 pub(crate) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
+/// So many sectors between two of a map are written with them: on flash 16 KiB more take a tenth of what one more write takes.
+const GAP_SECTORS_MAX: u64 = 32;
 /// So many pieces of a map are written at a time.
 const WRITES_MAX: usize = 64;
 /// With so many sectors of the durable map behind, the store flushes by itself: 8 MiB of memory at most.
@@ -302,15 +304,20 @@ impl<E: Entry, X> Record<E, X> {
         self.write_map(Map::Running, &self.with_neighbours(altered), |index| self.body_with(index, changes)).await
     }
 
-    /// A write of a device with large sectors takes the neighbours along.
+    /// A write of a device with large sectors takes the neighbours along. What is between two sectors goes along, too, if that is less
+    /// work than one more write.
     fn with_neighbours(&self, sectors: BTreeSet<u64>) -> Vec<u64> {
         let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
-        if unit == 1 {
-            return sectors.into_iter().collect();
-        }
         let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
-        let groups: BTreeSet<u64> = sectors.into_iter().map(|index| index / unit).collect();
-        groups.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect()
+        let (mut taken, mut end) = (Vec::with_capacity(sectors.len()), 0);
+        for index in sectors {
+            let first = index / unit * unit;
+            let is_near = end > 0 && first <= end + GAP_SECTORS_MAX;
+            let from = if is_near { end } else { first };
+            end = end.max((first + unit).min(all));
+            taken.extend(from..end);
+        }
+        taken
     }
 
     /// The states of a map sector with `changes`, as they are recorded.

@@ -1,6 +1,7 @@
 //! The engine on the simulator's disks and links, and the simulator itself. One program: what it links is linked once.
 
 mod awaits;
+mod cache_overwrite;
 mod conformance;
 mod faulty_devices;
 mod mirror_conformance;
