@@ -43,6 +43,8 @@ pub(crate) enum Request {
         buffer: Buffer,
         /// How much of it is filled already.
         start: usize,
+        /// Whether it fails rather than wait.
+        at_once: bool,
     },
     /// Write the data from byte `start` of it on; its first byte goes to `offset` of the file.
     Write {
@@ -54,6 +56,8 @@ pub(crate) enum Request {
         start: usize,
         /// Whether it is durable when it is answered.
         fua: bool,
+        /// Whether it fails rather than wait.
+        at_once: bool,
     },
     /// Make durable what was written.
     Sync,
@@ -316,20 +320,26 @@ impl Queue {
     }
 }
 
+/// The flag of a request that fails rather than wait.
+const fn nowait(at_once: bool) -> i32 {
+    if at_once { libc::RWF_NOWAIT } else { 0 }
+}
+
 impl Request {
     /// The entry for the submission queue; it points into this request's memory.
     fn entry(&mut self, file: &File) -> squeue::Entry {
         let descriptor = types::Fd(file.as_raw_fd());
         match self {
-            Self::Read { offset, buffer, start } => {
+            Self::Read { offset, buffer, start, at_once } => {
                 let place = *offset + *start as u64;
                 let rest = &mut buffer[*start..];
-                opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32).offset(place).build()
+                let entry = opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32);
+                entry.offset(place).rw_flags(nowait(*at_once)).build()
             }
-            Self::Write { offset, data, start, fua } => {
+            Self::Write { offset, data, start, fua, at_once } => {
                 let place = *offset + *start as u64;
                 let rest = &data[*start..];
-                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+                let flags = if *fua { libc::RWF_DSYNC } else { 0 } | nowait(*at_once);
                 let entry = opcode::Write::new(descriptor, rest.as_ptr(), rest.len() as u32);
                 entry.offset(place).rw_flags(flags).build()
             }

@@ -241,6 +241,12 @@ pub struct JobDocument {
     /// Whether it was told to wait.
     #[serde(default)]
     pub paused: bool,
+    /// Whether another program has used its target while no daemon ran: it waits for a word, and the target is left as it is.
+    #[serde(default)]
+    pub disturbed: bool,
+    /// Whether somebody has said since that it goes on all the same.
+    #[serde(default)]
+    pub goes_on_disturbed: bool,
     /// The overlays over the volume's backend, the lowest first: what the guest has written since a snapshot move began.
     /// While there are any, the backend alone is not the volume.
     #[serde(default)]

@@ -24,8 +24,13 @@ impl Daemon {
                 change(&volume, |job| job.paused = true).await?;
             }
             "resume" => {
+                // On record first: a move that waits for this word goes by what it finds there.
+                change(&volume, |job| {
+                    job.goes_on_disturbed |= std::mem::take(&mut job.disturbed);
+                    job.paused = false;
+                })
+                .await?;
                 job.resume();
-                change(&volume, |job| job.paused = false).await?;
             }
             "cancel" => {
                 job.cancel()?;

@@ -44,6 +44,7 @@ mod job_control;
 mod jobs;
 mod journal;
 mod journal_file;
+mod last_life;
 mod listeners;
 mod location;
 mod log;

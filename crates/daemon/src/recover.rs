@@ -11,6 +11,7 @@
 
 mod later;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
+use crate::last_life;
 use crate::open_backend::OpenBackend;
 use crate::problem::{Result, may_pass, of_backend, of_journal};
 use crate::volume::Volume;
@@ -68,6 +70,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
             let _ = back.send(());
         }));
     }
+    daemon.env.spawn(Box::pin(last_life::note_life(Arc::downgrade(daemon))));
     if env::timeout(&*daemon.env, START_LIMIT, is_back).await.is_none() {
         for volume in volumes.iter().filter(|volume| volume.is_coming_back()) {
             tracing::error!(
@@ -315,31 +318,83 @@ async fn note_image(volume: &Volume, open_backend: &OpenBackend) {
 /// Why a target could not be opened.
 struct CannotOpen {
     error: block::Error,
+    why: CannotGoOn,
+}
+
+/// What follows from that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CannotGoOn {
+    /// It is tried again.
+    Yet,
     /// It is there no more: somebody has deleted or replaced it.
-    is_final: bool,
+    Ever,
+    /// Another program has used it while no daemon ran: somebody must say what becomes of it.
+    Unasked,
 }
 
 type Opening = oneshot::Receiver<std::result::Result<OpenBackend, CannotOpen>>;
 
 /// Opens the target of a move that goes on, on a task of its own.
-fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument) -> Opening {
+fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, was_in_use: bool) -> Opening {
     let (opened, opening) = oneshot::channel();
     let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
     let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
-    let layers = job.layers.clone();
+    let job = job.clone();
     let env = Arc::clone(&daemon.env);
     env.spawn(Box::pin(async move {
-        let result = daemon.open_prepared(&volume, &target, &layers, &open_options).await;
+        let result = daemon.open_prepared(&volume, &target, &job.layers, &open_options).await;
         let is_replaced = || {
             target
                 .local()
                 .is_some_and(|target| matches!(daemon.backends.check(target), Err(TargetError::Replaced { .. })))
         };
-        let result = result.map_err(|error| CannotOpen { is_final: is_replaced(), error });
+        let result = match result {
+            Ok(open_backend) => require_untouched(&daemon, &volume, &job, was_in_use, open_backend),
+            Err(error) => {
+                Err(CannotOpen { why: if is_replaced() { CannotGoOn::Ever } else { CannotGoOn::Yet }, error })
+            }
+        };
         // Whoever does not wait any more has ended.
         let _ = opened.send(result);
     }));
     opening
+}
+
+/// Refuses a target that a later record made its volume's, or that another program has used while no daemon ran.
+fn require_untouched(
+    daemon: &Daemon,
+    volume: &Volume,
+    job: &JobDocument,
+    was_in_use: bool,
+    target: OpenBackend,
+) -> std::result::Result<OpenBackend, CannotOpen> {
+    let path = target.place.local_path().map(Path::to_owned).unwrap_or_default();
+    if let Some(epoch) = target.marked_epoch().filter(|epoch| *epoch > volume.document().epoch) {
+        return Err(CannotOpen { why: CannotGoOn::Yet, error: ImageError::Newer { epoch }.about(&path) });
+    }
+    if job.goes_on_disturbed
+        || target.remote_device().is_some()
+        || !daemon.is_target_disturbed(job, target.image_times(), was_in_use)
+    {
+        return Ok(target);
+    }
+    let context = format!("{} was changed by another program while no daemon ran", path.display());
+    Err(CannotOpen { why: CannotGoOn::Unasked, error: block::Error::new(block::ErrorKind::Fenced, context) })
+}
+
+/// Stops a move whose target another program has used, until somebody says that it goes on.
+async fn stop_for_word(volume: &Volume, handle: &JobHandle, error: &block::Error) {
+    let name = &volume.name;
+    let error = Error::new(ErrorCode::WrongState, format!("the move of {name} waits for a word: {}", error.chain()));
+    tracing::error!(volume = name, %error, "a move does not go on by itself");
+    handle.stop_for(error.with_hint(format!(
+        "if nobody needs what is there, `transhume resume {name}` copies over it; `transhume cancel {name}` gives the move up and leaves \
+         the target as it is"
+    )));
+    let noted = volume.journal.update_job(|job| (job.disturbed, job.paused) = (true, true)).await;
+    if let Err(error) = noted {
+        tracing::warn!(volume = name, error = error.chain(), "that a move waits for a word could not be noted");
+    }
 }
 
 /// What is left to be done for a volume's job once the volume is served.
@@ -365,14 +420,20 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     }
     // A move that was being undone is not waited for: its target may be gone because of that.
     let is_undone = job.record.phase == Phase::Cancelling;
-    let mut opening = begin_opening(daemon, volume, job);
+    let mut opening = begin_opening(daemon, volume, job, false);
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {
         Some(Ok(Ok(target))) => target,
         Some(Ok(Err(_))) if is_undone => return Next::Undo(cancelled(volume)),
-        Some(Ok(Err(CannotOpen { error, is_final: true }))) => {
+        Some(Ok(Err(CannotOpen { error, why: CannotGoOn::Ever }))) => {
             return Next::Undo(jobs::cannot_resume(volume, &error));
         }
-        Some(Ok(Err(CannotOpen { error, is_final: false }))) => return wait_for_target(daemon, volume, handle, &error),
+        Some(Ok(Err(refused))) if refused.why == CannotGoOn::Unasked => {
+            daemon.state.drop_progress(&volume.name);
+            let (told, opening) = oneshot::channel();
+            let _ = told.send(Err(refused));
+            return Next::Later(Some(opening));
+        }
+        Some(Ok(Err(CannotOpen { error, .. }))) => return wait_for_target(daemon, volume, handle, &error),
         Some(Err(_)) => return wait_for_target(daemon, volume, handle, &nobody_opens()),
         None => {
             tracing::error!(volume = volume.name, target = %job.target, "the target does not answer; its copy begins anew");
@@ -395,6 +456,9 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
 /// what the guest writes.
 fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: &block::Error) -> Next {
     daemon.state.drop_progress(&volume.name);
+    if error.kind() == block::ErrorKind::Busy {
+        handle.note_target_in_use();
+    }
     say_what_it_waits_for(volume, handle, error);
     Next::Later(None)
 }
@@ -441,8 +505,8 @@ async fn resume_once_open(
             None => {
                 let document = volume.document();
                 let Some(job) = &document.job else { return };
-                rest = (rest * 2).min(OPEN_REST_MAX);
-                opening = Some(begin_opening(&daemon, &volume, job));
+                rest = (rest * 2).clamp(OPEN_REST, OPEN_REST_MAX);
+                opening = Some(begin_opening(&daemon, &volume, job, handle.target_was_in_use()));
                 continue;
             }
             Some(Ok(Ok(target))) => {
@@ -450,10 +514,24 @@ async fn resume_once_open(
                 // Who was waited for keeps its place: after one more restart it would go on beside whoever had taken that.
                 return jobs::run(daemon, volume, handle, target, place).await;
             }
-            Some(Ok(Err(CannotOpen { error, is_final: true }))) => break jobs::cannot_resume(&volume, &error),
-            Some(Ok(Err(CannotOpen { error, is_final: false }))) => error,
+            Some(Ok(Err(CannotOpen { error, why: CannotGoOn::Ever }))) => break jobs::cannot_resume(&volume, &error),
+            Some(Ok(Err(CannotOpen { error, why: CannotGoOn::Unasked }))) => {
+                (opening, place) = (None, None);
+                stop_for_word(&volume, &handle, &error).await;
+                tokio::select! {
+                    biased;
+                    () = handle.cancelled() => break cancelled(&volume),
+                    () = handle.told_to_go_on(&daemon.env) => {}
+                }
+                rest = Duration::ZERO;
+                continue;
+            }
+            Some(Ok(Err(CannotOpen { error, .. }))) => error,
             Some(Err(_)) => nobody_opens(),
         };
+        if error.kind() == block::ErrorKind::Busy {
+            handle.note_target_in_use();
+        }
         say_what_it_waits_for(&volume, &handle, &error);
         // Others may move meanwhile.
         (opening, place) = (None, None);

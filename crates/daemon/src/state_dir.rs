@@ -4,6 +4,7 @@
 //! STATE/lock                     held while a daemon runs
 //! STATE/audit.jsonl              who asked for what
 //! STATE/remembered.json          options of disks that were released, for their next adoption
+//! STATE/alive                    when a daemon with moves under way lived last
 //! STATE/abandoned.json           volumes that will not arrive on other hosts, which have not been told yet
 //! STATE/jobs/ID.json             moves that are over
 //! STATE/jobs/last                the last number that was given to a move: none is given twice
@@ -110,6 +111,10 @@ impl Layout {
 
     pub(crate) fn retired(&self) -> PathBuf {
         self.root.join("retired")
+    }
+
+    pub(crate) fn alive(&self) -> PathBuf {
+        self.root.join("alive")
     }
 
     pub(crate) fn remembered(&self) -> PathBuf {

@@ -268,10 +268,12 @@ impl Graph {
         self.below(vec![top]).contains(node)
     }
 
-    /// The lowest node over `node` that keeps what the guest writes to itself, as an external snapshot does: `node` is below it as its
-    /// backing file. A node of a block job or a filter that passes writes on is none.
+    /// The lowest node between `root` and `node` that keeps what is written to itself, as an external snapshot does: `node` is below it as
+    /// its backing file. A node of a block job or a filter that passes writes on is none, and neither is one that `root` does not reach: a
+    /// snapshot that was committed back, or what a backup reads through.
     #[must_use]
-    pub fn cover_of(&self, node: &str) -> Option<&Node> {
+    pub fn cover_of(&self, root: &str, node: &str) -> Option<&Node> {
+        let used = self.below(vec![root]);
         // Each passes on what it is given as a whole, though the graph calls what is below them backing.
         const PASSING: [&str; 2] = ["mirror_top", "commit_top"];
         let (mut open, mut seen) = (vec![node], BTreeSet::new());
@@ -279,7 +281,8 @@ impl Graph {
             if !seen.insert(child) {
                 continue;
             }
-            for edge in self.holders(child).filter(|edge| edge.parent_type == "block-driver") {
+            let parents = self.holders(child).filter(|edge| edge.parent_type == "block-driver");
+            for edge in parents.filter(|edge| used.contains(edge.parent.as_str())) {
                 let Some(parent) = self.node(&edge.parent) else { continue };
                 if edge.name == "backing" && !PASSING.contains(&parent.driver.as_str()) {
                     return Some(parent);
@@ -436,6 +439,18 @@ mod tests {
         let node = graph.node("d0").expect("it is there");
         assert!(node.cache_direct && !node.cache_no_flush && !node.is_implicit());
         assert_eq!(node.virtual_bytes, Some(65536));
+    }
+
+    #[test]
+    fn a_snapshot_covers_a_disk_as_long_as_its_device_goes_through_it() {
+        let nodes = r#"[{"node-name":"d0","drv":"raw"},{"node-name":"over","drv":"qcow2"},{"node-name":"cor","drv":"copy-on-read"}]"#;
+        let edges = r#"{"nodes":[{"id":1,"type":"block-driver","name":"d0"},{"id":2,"type":"block-driver","name":"over"},
+            {"id":3,"type":"block-driver","name":"cor"}],
+            "edges":[{"name":"backing","parent":2,"child":3},{"name":"file","parent":3,"child":1}]}"#;
+        let graph = parse(nodes, FRONTENDS, edges);
+        assert_eq!(graph.cover_of("over", "d0").map(|node| node.name.as_str()), Some("over"));
+        assert!(graph.cover_of("cor", "d0").is_none() && graph.cover_of("d0", "d0").is_none());
+        assert!(graph.reaches("over", "d0") && !graph.reaches("d0", "over"));
     }
 
     #[test]

@@ -87,7 +87,8 @@ pub fn disk_state(disk: &AdoptedDisk, graph: &Graph) -> DiskState {
 /// The node of another program's that lies over an adopted disk, and has what the guest writes.
 #[must_use]
 pub fn cover_of<'a>(disk: &AdoptedDisk, graph: &'a Graph) -> Option<&'a Node> {
-    graph.cover_of(&disk.nodes.format)
+    let root = graph.frontend(&disk.qom_path)?.root.as_deref()?;
+    graph.cover_of(root, &disk.nodes.format)
 }
 
 /// Has the header of `cover`, which lies over an adopted disk, name the image itself as below it instead of our export.

@@ -183,7 +183,8 @@ impl FileBackend {
         let file = Arc::new(file);
         let helpers = options.helpers.as_ref().filter(|_| writable && engine != Engine::Memory);
         let helped = helpers.map(|helpers| HelpedFile::new(helpers, &file)).transpose().map_err(attempt)?;
-        let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings() };
+        let executor =
+            if engine == Engine::Memory { Executor::threads() } else { Executor::rings(engine == Engine::Direct) };
         Ok(Self {
             path: path.to_owned(),
             engine,

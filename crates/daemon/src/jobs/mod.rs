@@ -23,11 +23,13 @@ mod start;
 mod surrogate;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
 use backends::{FileBackend, ImageTimes};
 use block::BufferPool;
+use env::EnvRef;
 use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
@@ -60,6 +62,8 @@ pub(crate) struct JobHandle {
     pressed: Notify,
     /// Remembers why the daemon itself ends it, for a daemon that comes after this one, too.
     journal: Arc<VolumeJournal>,
+    /// Whether another program was seen to use its target after a restart.
+    target_was_in_use: AtomicBool,
 }
 
 struct Inner {
@@ -80,6 +84,9 @@ struct Inner {
     /// What it may take of network and processors, if anybody looks after that.
     rates: Option<v1::Rates>,
 }
+
+/// How often a move that waits for a word looks for it.
+const WORD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where a migration goes to, for whoever brings it back when it was lost.
 #[derive(Clone)]
@@ -148,6 +155,7 @@ impl JobHandle {
             place: Mutex::default(),
             pressed: Notify::new(),
             journal: Arc::clone(journal),
+            target_was_in_use: AtomicBool::new(false),
         }
     }
 
@@ -177,6 +185,31 @@ impl JobHandle {
     /// What it waits for before it can go on after a restart, or that it waits no more.
     pub(crate) fn waits_for(&self, error: Option<Error>) {
         self.inner.lock().job.error = error;
+    }
+
+    /// Another program uses its target.
+    pub(crate) fn note_target_in_use(&self) {
+        self.target_was_in_use.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another program was seen to use its target after a restart.
+    pub(crate) fn target_was_in_use(&self) -> bool {
+        self.target_was_in_use.load(Ordering::Relaxed)
+    }
+
+    /// It waits for somebody to say that it goes on, because of `error`.
+    pub(crate) fn stop_for(&self, error: Error) {
+        let mut inner = self.inner.lock();
+        (inner.paused, inner.job.state, inner.job.error) = (true, JobState::Paused, Some(error));
+    }
+
+    /// Waits until somebody says that it goes on.
+    pub(crate) async fn told_to_go_on(&self, env: &EnvRef) {
+        while self.is_paused() {
+            env.sleep(WORD_INTERVAL).await;
+        }
+        let mut inner = self.inner.lock();
+        (inner.job.state, inner.job.error) = (JobState::Queued, None);
     }
 
     /// It has a place among the running moves.

@@ -106,6 +106,7 @@ pub(crate) async fn start_migration(
         .journal
         .update_job(|job| {
             job.rested = None;
+            (job.disturbed, job.goes_on_disturbed) = (false, false);
             job.record.sessions += 1;
             job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
             job.prediction = prediction.or(job.prediction.take());

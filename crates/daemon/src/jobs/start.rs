@@ -164,6 +164,18 @@ impl Daemon {
         None
     }
 
+    /// What is left of the target of a job that this daemon has not opened, if another program has used it while no daemon ran: it is not
+    /// taken back.
+    pub(super) async fn left_to_others(&self, volume: &Volume, was_in_use: bool) -> Option<String> {
+        let document = volume.document();
+        let job = document.job.as_ref()?;
+        let path = job.target.local()?.spec.path();
+        let state = self.backends.image_state(path)?;
+        let is_disturbed = !job.goes_on_disturbed && self.is_target_disturbed(job, Some(state.times), was_in_use);
+        let what = "another program has used it while no daemon ran";
+        is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))
+    }
+
     /// Takes back the target of a volume's job that nothing came of. Gives what is left, and why.
     pub(super) async fn discard_target(self: &Arc<Self>, volume: &Volume) -> Option<String> {
         let document = volume.document();
@@ -258,6 +270,8 @@ impl Daemon {
             begun_unix_ms: None,
             rested: None,
             paused: false,
+            disturbed: false,
+            goes_on_disturbed: false,
             overlays: Vec::new(),
             layers,
             asked: false,

@@ -28,8 +28,11 @@
 //! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the
 //! overlay holds those grains again: at once on record, and for the guest as soon as nobody writes to them. A write to
 //! the base that meets this is tried again once they are held. Then they are drained again. A base that cannot be
-//! reached has lost nothing, and nothing changes.
+//! reached has lost nothing, and nothing changes. For that the delta keeps up with the base: what the guest changes there
+//! of a grain that was drained since the last flush is changed in the delta first. One that was drained as zeroes has
+//! no bytes in the delta: a change of it is held again, and is drained again with the others.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{Buffer, Bytes, Extent, Mutation, MutationKind, Result};
@@ -86,25 +89,37 @@ impl Overlay {
             if self.record.first_pinned_run() != Some((run.clone(), state)) {
                 continue;
             }
-            if !self.record.is_changed(run.start) {
-                self.record.restore(run, state).await?;
-                continue;
-            }
-            // The guest has changed it since: it is as the base has it now.
-            let whole = self.extent_of(&run);
-            for part in whole.split_at_multiples(self.geometry.transfer_bytes_max.into()) {
-                let data = self.base().read(part.offset, Buffer::unpooled(part.length.as_usize())).await?;
-                self.write_delta(Mutation::data(part.offset, data.freeze())).await?;
-            }
-            self.record.restore(run, GrainState::Data).await?;
+            self.record.restore(run, state).await?;
         }
         Ok(())
     }
 
     /// Writes to the base what the guest has changed where nothing is held. The caller holds its grains.
     async fn write_below(&self, mutation: Mutation) -> Result<(), BelowError> {
-        self.record.change_below(self.header.grain.indices_of(mutation.extent()))?;
+        let run = self.header.grain.indices_of(mutation.extent());
+        self.record.change_below(run.clone())?;
+        let left = self.record.left(run);
+        if left.is_empty() {
+            return Ok(self.base.write(mutation).await?);
+        }
+        // What a discard leaves must not depend on which of both is read.
+        let mutation = match mutation.kind() {
+            MutationKind::Discard => Mutation::zeroes(mutation.extent(), true).with_fua(mutation.fua),
+            MutationKind::Data(_) | MutationKind::Zeroes { .. } => mutation,
+        };
+        for (grain, _) in left {
+            let Some(part) = self.extent_of(&(grain..grain + 1)).intersection(mutation.extent()) else { continue };
+            if let Err(error) = self.write_delta(mutation.slice(part).with_fua(false)).await {
+                // It is needed only if the base loses what it has taken.
+                tracing::warn!(delta = self.delta.name(), error = error.chain(), "a drained grain does not keep up");
+            }
+        }
         Ok(self.base.write(mutation).await?)
+    }
+
+    /// Whether some grain of `run` was drained as zeroes since the last flush.
+    fn has_left_as_zeroes(&self, run: Range<u64>) -> bool {
+        self.record.left(run).iter().any(|(_, state)| *state == GrainState::Zero)
     }
 
     /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain.
@@ -186,7 +201,7 @@ impl Overlay {
         let grains = self.extent_of(&run);
         let guard = self.grains.shared(grains).await;
         let runs = self.runs(mutation.extent(), usize::MAX);
-        if runs.iter().any(|(_, state)| *state == GrainState::Zero) {
+        if runs.iter().any(|(_, state)| *state == GrainState::Zero) || self.has_left_as_zeroes(run.clone()) {
             drop(guard);
             let _guard = self.grains.exclusive(grains).await;
             self.write_parts(mutation).await?;
@@ -213,6 +228,11 @@ impl Overlay {
     /// Carries out a mutation while the overlay is drained, each part where its grains are, and forces none. The caller
     /// holds all of them alone.
     async fn write_parts(&self, mutation: &Mutation) -> Result<(), BelowError> {
+        let run = self.header.grain.indices_of(mutation.extent());
+        self.record.change_below(run.clone())?;
+        for (grain, _) in self.record.left(run).into_iter().filter(|(_, state)| *state == GrainState::Zero) {
+            self.record.set(grain..grain + 1, GrainState::Zero).await?;
+        }
         for (part, state) in self.runs(mutation.extent(), usize::MAX) {
             let piece = mutation.slice(part).with_fua(false);
             match (state, piece.kind()) {

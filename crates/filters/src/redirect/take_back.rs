@@ -7,11 +7,12 @@
 //!                           the chunk has the place again ◀── or another one, into which they are copied
 //! ```
 //!
-//! On record they are the surrogate's from the failure on. What the guest has changed in the source since is taken as it reads there.
+//! On record they are the surrogate's from the failure on. What the guest changes in the source until the flush is changed in the place that
+//! was let go as well, and there first: so that never has less than the source.
 
 use std::ops::Range;
 
-use block::{Buffer, Mutation, Result};
+use block::{Buffer, Mutation, MutationKind, Result};
 
 use super::entry::DirtySectors;
 use super::{Found, Inner, Redirect, SurrogateEntry};
@@ -87,38 +88,41 @@ impl Inner {
             Some(found) => self.index.lock().release(found.place),
             None => {}
         }
-        if self.record.is_changed(place) {
-            let all = self.sectors_of(self.extent_of(chunk));
-            self.copy_into(chunk, old, place, vec![all]).await?;
-        }
         self.index.lock().reclaim(place, chunk);
         self.record.restore(place..place + 1, state).await
     }
 
-    /// Copies what `old` was to have of some sectors of its chunk into `place`: as it has them still, or as the source has them, if the guest
-    /// has changed them there since. Gives which those were.
+    /// Copies what `old` has of some sectors of its chunk into `place`. Gives which those were.
     async fn copy_into(&self, chunk: u64, old: Found, place: u64, sectors: Vec<Range<u64>>) -> Result<Vec<Range<u64>>> {
-        let is_changed = self.record.is_changed(old.place);
         let runs: Vec<Range<u64>> = sectors.into_iter().flat_map(|run| old.dirty.dirty_runs(run)).collect();
         for run in &runs {
             let extent = self.extent_of_sectors(chunk, run);
-            let buffer = Buffer::unpooled(extent.length.as_usize());
-            let data = match is_changed {
-                true => self.base.device().read(extent.offset, buffer).await?,
-                false => self.read_dirty(extent, buffer, old).await?,
-            };
+            let data = self.read_dirty(extent, Buffer::unpooled(extent.length.as_usize()), old).await?;
             let written = self.write_place(Mutation::data(extent.offset, data.freeze()), place).await;
             written.inspect_err(|error| self.fail(error))?;
         }
         Ok(runs)
     }
 
-    /// The guest is about to change the source in `chunk`, which the caller holds.
-    pub(super) fn change_below(&self, chunk: u64) -> Result<(), BelowError> {
-        match self.left.lock().get(&chunk) {
-            Some(place) => self.record.change_below(*place..*place + 1),
-            None => Ok(()),
+    /// The guest is about to change the source, and has changed it or is changing it in a chunk that the caller holds: the place that the
+    /// chunk has left since the last flush keeps up with it. Gives the change as both are to take it.
+    pub(super) async fn keep_up(&self, part: Mutation) -> Result<Mutation, BelowError> {
+        let chunk = self.chunk_of(part.extent().offset);
+        let Some(place) = self.left.lock().get(&chunk).copied() else { return Ok(part) };
+        self.record.change_below(place..place + 1)?;
+        if self.record.left(place..place + 1).is_empty() {
+            return Ok(part);
         }
+        // What a discard leaves must not depend on which of both is read.
+        let part = match part.kind() {
+            MutationKind::Discard => Mutation::zeroes(part.extent(), true),
+            MutationKind::Data(_) | MutationKind::Zeroes { .. } => part,
+        };
+        if let Err(error) = self.write_place(part.clone(), place).await {
+            // It is needed only if the source loses what it has taken.
+            self.fail(&error);
+        }
+        Ok(part)
     }
 
     /// A flush has made durable in the source what has left some places: nobody asks for them any more.

@@ -207,7 +207,7 @@ impl Inner {
 
     /// Changes the source where the guest has asked for it. The caller holds the chunk.
     async fn change_source(&self, part: Mutation) -> Result<(), BelowError> {
-        self.change_below(self.chunk_of(part.extent().offset))?;
+        let part = self.keep_up(part).await?;
         Ok(self.base.write(part).await?)
     }
 
@@ -239,12 +239,12 @@ impl Inner {
         let is_forgotten = extent == whole && found.as_ref().is_some_and(|found| !found.dirty.is_empty());
         // A source may keep what it has in spite of a discard, and that is older than what is forgotten here.
         let part = if is_discard && is_forgotten { Mutation::zeroes(extent, true) } else { part };
-        self.change_source(part).await?;
+        self.change_source(part.clone()).await?;
         let Some(found) = found else { return Ok(()) };
         if extent == whole {
             self.forget(found).await?;
             // In the source it is not as the place has it.
-            return self.change_below(chunk);
+            return self.keep_up(part).await.map(drop);
         }
         let is_dirty = found.dirty.contains_any(self.sectors_of(extent));
         if is_discard {

@@ -15,10 +15,10 @@
 //! | a base that may have lost something | grains that have left the store since the last flush are *pinned*; no flush of the guest's succeeds any more |
 //! | a store that may have lost something | the durable map stays as it is; the store takes nothing more |
 //!
-//! A pinned grain that the guest has not changed since it left is recorded as the durable map has it: the store has its bytes still, and the
-//! base may have lost them. One that was changed there is in the base alone as the guest has it. The policy takes both back
-//! ([`Record::restore`]), the one as the store has it and the other as the base has it, as soon as nobody is at it. Until then no change of
-//! the first kind is taken in the base ([`Record::change_below`]).
+//! A pinned grain is recorded as the durable map has it: the store has its bytes still, and the base may have lost them. The policy takes it
+//! back ([`Record::restore`]) as soon as nobody is at it. Until then no change of it is taken in the base ([`Record::change_below`]). What a
+//! guest changes in the base of a grain that has left since the last flush, the policy changes in the store as well ([`Record::left`]): so
+//! the store never has less than the base, whatever unit the guest writes.
 
 mod live;
 
@@ -120,7 +120,6 @@ impl<E: Entry> Record<E> {
             beside: (),
             behind: BTreeMap::new(),
             coming: BTreeMap::new(),
-            changed: BTreeSet::new(),
             pinned: BTreeMap::new(),
         };
         for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
@@ -179,9 +178,9 @@ impl<E: Entry> Record<E> {
             behind_next,
             has_pins,
         } = self;
-        let Live { map, beside: (), behind, coming, changed, pinned } = live.into_inner();
+        let Live { map, beside: (), behind, coming, pinned } = live.into_inner();
         let beside = make(&map)?;
-        let live = Mutex::new(Live { map, beside, behind, coming, changed, pinned });
+        let live = Mutex::new(Live { map, beside, behind, coming, pinned });
         Ok(Record {
             base,
             device,
@@ -333,7 +332,7 @@ impl<E: Entry, X> Record<E, X> {
         if let Some(pinned) = live.pinned.get(&index) {
             for grain in 0..E::SECTOR_GRAINS {
                 if let Some(kept) = E::of(pinned, grain).taken_back(E::of(&body, grain))
-                    && !live.is_changed(first + grain)
+                    && !E::LEAVES_CHANGED
                 {
                     kept.fill(&mut body, grain..grain + 1);
                 }
@@ -480,9 +479,10 @@ impl<E: Entry, X> Record<E, X> {
         self.live.lock().pinned_state(grain)
     }
 
-    /// Whether a grain that has left the store is in the base as the volume is, and not as the store has it.
-    pub(crate) fn is_changed(&self, grain: u64) -> bool {
-        self.live.lock().is_changed(grain)
+    /// The grains of `run` that have left the store since the last flush, and what the durable map says of them. What the guest changes of
+    /// them in the base is to be changed in the store, too, and there first.
+    pub(crate) fn left(&self, run: Range<u64>) -> Vec<(u64, E)> {
+        self.live.lock().left(run)
     }
 
     /// The guest is about to change `run` in the base, of which the caller has all.
@@ -490,7 +490,9 @@ impl<E: Entry, X> Record<E, X> {
     /// # Errors
     /// Pinned if a flush of the base has failed, and some of it is not taken back yet.
     pub(crate) fn change_below(&self, run: Range<u64>) -> Result<(), BelowError> {
-        if self.live.lock().change_below(run) { Ok(()) } else { Err(BelowError::Pinned) }
+        let live = self.live.lock();
+        let is_pinned = |grain| live.pinned_state(grain).is_some();
+        if run.into_iter().any(is_pinned) { Err(BelowError::Pinned) } else { Ok(()) }
     }
 
     /// Takes pinned grains back: `state`, which is recorded, is true of them. The caller has them alone.

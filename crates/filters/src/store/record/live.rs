@@ -20,8 +20,6 @@ pub(super) struct Live<E, X> {
     pub(super) behind: BTreeMap<u64, Box<Body>>,
     /// What the flush under way is going to write there.
     pub(super) coming: BTreeMap<u64, Box<Body>>,
-    /// The grains that have left the store since the last flush, and that the guest has changed in the base since.
-    pub(super) changed: BTreeSet<u64>,
     /// What the durable map says of the grains that are pinned, in sectors that have some.
     pub(super) pinned: BTreeMap<u64, Box<Body>>,
 }
@@ -71,12 +69,8 @@ impl<E: Entry, X> Live<E, X> {
     }
 
     pub(super) fn apply(&mut self, changes: &[Arc<Change<E>>]) {
-        let Self { map, behind, changed, .. } = self;
+        let Self { map, behind, .. } = self;
         for change in changes {
-            if change.state.hides_base() && !changed.is_empty() {
-                // The store has it again, as it is.
-                changed.retain(|grain| !change.run.contains(grain));
-            }
             let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
             let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
             map.fill(change.run.clone(), change.state);
@@ -106,7 +100,7 @@ impl<E: Entry, X> Live<E, X> {
                 if state.taken_back(E::of(&now, grain)).is_some() {
                     let pinned = self.pinned.entry(*index).or_insert_with(|| Box::new([0; BODY_BYTES]));
                     state.fill(pinned, grain..grain + 1);
-                    if !E::LEAVES_CHANGED && !self.changed.contains(&(*index * E::SECTOR_GRAINS + grain)) {
+                    if !E::LEAVES_CHANGED {
                         sectors.insert(*index);
                     }
                 }
@@ -115,26 +109,11 @@ impl<E: Entry, X> Live<E, X> {
         sectors
     }
 
-    /// Whether a grain that has left the store is in the base as the volume is, and not as the store has it.
-    pub(super) fn is_changed(&self, grain: u64) -> bool {
-        E::LEAVES_CHANGED || self.changed.contains(&grain)
-    }
-
-    /// The guest is about to change `run` in the base. False if some of that is recorded as the store has it.
-    pub(super) fn change_below(&mut self, run: Range<u64>) -> bool {
-        for grain in run {
-            let Some(durable) = self.behind.get(&(grain / E::SECTOR_GRAINS)) else { continue };
-            if self.is_changed(grain) {
-                continue;
-            }
-            if self.pinned_state(grain).is_some() {
-                return false;
-            }
-            if E::of(durable, grain % E::SECTOR_GRAINS).taken_back(self.map.get(grain)).is_some() {
-                self.changed.insert(grain);
-            }
-        }
-        true
+    /// The grains of `run` that have left the store since the durable map was written, and what that says of them.
+    pub(super) fn left(&self, run: Range<u64>) -> Vec<(u64, E)> {
+        let durable = |grain: u64| Some(E::of(self.behind.get(&(grain / E::SECTOR_GRAINS))?, grain % E::SECTOR_GRAINS));
+        let has_left = |grain: u64, state: &E| state.taken_back(self.map.get(grain)).is_some();
+        run.filter_map(|grain| Some((grain, durable(grain)?)).filter(|(_, state)| has_left(grain, state))).collect()
     }
 
     /// What becomes of a pinned grain.
@@ -157,8 +136,7 @@ impl<E: Entry, X> Live<E, X> {
     pub(super) fn first_pinned_run(&self) -> Option<(Range<u64>, E)> {
         let (first, state) = self.first_pinned()?;
         let sector_end = ((first / E::SECTOR_GRAINS + 1) * E::SECTOR_GRAINS).min(self.map.len());
-        let is_alike =
-            |grain: &u64| self.pinned_state(*grain) == Some(state) && self.is_changed(*grain) == self.is_changed(first);
+        let is_alike = |grain: &u64| self.pinned_state(*grain) == Some(state);
         let count = (first..sector_end).take_while(is_alike).count() as u64;
         Some((first..first + count, state))
     }
@@ -171,7 +149,6 @@ impl<E: Entry, X> Live<E, X> {
         if pinned.iter().all(|byte| *byte == 0) {
             self.pinned.remove(&index);
         }
-        self.changed.remove(&grain);
     }
 
     /// The grains that only the durable map says the store has.
@@ -198,7 +175,5 @@ impl<E: Entry, X> Live<E, X> {
                 self.behind.insert(index, body);
             }
         }
-        let behind = &self.behind;
-        self.changed.retain(|grain| behind.contains_key(&(grain / E::SECTOR_GRAINS)));
     }
 }
