@@ -20,14 +20,16 @@ use crate::platform::{Hosts, Platform};
 use crate::problem::{Result, invalid, of_state};
 use crate::reload::Reload;
 use crate::sockets::{listen_unix, make_parent};
+use crate::stack::{StackedCache, StackedRedirect};
 use crate::state_dir::StateDir;
+use crate::volume::Volume;
 use crate::workers::Workers;
 use crate::{descriptors, http, machines, recover, remote};
 
 /// How long requests in flight may take when the daemon goes down. A device that hangs has them for ever: the process
 /// ends without them.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
-/// How long caches have for their last note, however long requests have taken.
+/// How long caches and surrogates have for their last note, however long requests have taken.
 const LEAVE_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// How long NBD servers may take then to make durable what they have answered.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -151,6 +153,15 @@ fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(|error| of_state(error, "listening to signals"))
 }
 
+/// The caches and surrogates of `volumes` are left as the next start is to find them.
+async fn leave_layers(volumes: &[Arc<Volume>]) {
+    let caches = volumes.iter().filter_map(|volume| volume.with_stack(|stack| stack.cache().cloned()).flatten());
+    let redirects = volumes.iter().filter_map(|volume| volume.with_stack(|stack| stack.redirect().cloned()).flatten());
+    let caches = futures::future::join_all(caches.map(StackedCache::leave));
+    let redirects = futures::future::join_all(redirects.map(StackedRedirect::leave));
+    futures::join!(caches, redirects);
+}
+
 /// Shuts down so that the next start can take over. No connection is accepted any more, and every request in flight is
 /// answered. Later requests are left in their sockets for their clients to send again.
 async fn go_down(daemon: &Daemon) {
@@ -172,11 +183,9 @@ async fn go_down(daemon: &Daemon) {
         }
     }));
     drained.await;
-    let left = volumes.iter().filter_map(|volume| volume.with_stack(|stack| stack.cache().cloned()).flatten());
-    // One that takes longer, because its backend is away, begins cold. What requests have waited for a backend counts for it, too.
-    let left = futures::future::join_all(left.map(crate::stack::StackedCache::leave));
+    // A cache that takes longer, because its backend is away, begins cold. What requests have waited for a backend counts for it, too.
     let rest = DRAIN_LIMIT.saturating_sub(daemon.env.now().since(begun)).max(LEAVE_LIMIT_MIN);
-    let _ = env::timeout(&*daemon.env, rest, left).await;
+    let _ = env::timeout(&*daemon.env, rest, leave_layers(&volumes)).await;
     // Nobody writes to a file any more, a cache neither.
     daemon.note_rest().await;
     // Nobody knows of that after this process.

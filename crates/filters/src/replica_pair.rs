@@ -76,8 +76,8 @@ pub trait MemberLoss: Send + Sync {
     /// From then on the pair is opened with that member as lost. If it fails, it is asked again, of the same member.
     fn note<'a>(&'a self, member: usize, error: &'a Error) -> IoFuture<'a, ()>;
 
-    /// Notes that `member` has all that the other one has, durably: it is lost no more. Done means durable.
-    fn note_whole(&self, member: usize) -> IoFuture<'_, ()>;
+    /// Notes that `member`, which is `device` now, has all that the other one has, durably: it is lost no more. Done means durable.
+    fn note_whole<'a>(&'a self, member: usize, device: &'a Device) -> IoFuture<'a, ()>;
 }
 
 /// Two devices that are kept alike. Clones are the same pair.
@@ -173,6 +173,14 @@ impl ReplicaPair {
             reads_by_other: read(&inner.reads_by_other),
             unsettled_bytes: state.unsettled_bytes().get(),
         }
+    }
+
+    /// The members that may have everything, with their numbers: not one that is lost or suspect, nor one that is rebuilt.
+    #[must_use]
+    pub fn trusted_members(&self) -> Vec<(usize, Device)> {
+        let state = self.inner.state.lock();
+        let members = self.inner.members.read();
+        members.iter().cloned().enumerate().filter(|(member, _)| state.is_trusted(*member)).collect()
     }
 
     /// The members may differ in `extents`, as after a power loss: whoever reads there first makes them alike, so that what was read stays.

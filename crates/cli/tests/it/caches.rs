@@ -274,6 +274,44 @@ fn flash_of_an_older_layer_is_refused() {
 }
 
 #[test]
+fn flash_that_was_copied_while_the_daemon_ran_is_refused_after_a_clean_stop() {
+    let (mut world, memory) = (World::new(), memory());
+    let flash = make_cache(&world, memory.path());
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let (old, new) = (memory.path().join("old"), memory.path().join("new"));
+    add_cache(&world, "write-back");
+    write(&uri, 1, "0 256k");
+    std::fs::copy(&flash, &old).expect("copied");
+    write(&uri, 2, "0 256k");
+    world.terminate();
+    std::fs::rename(&flash, &new).expect("renamed");
+    std::fs::copy(&old, &flash).expect("copied");
+    world.start();
+    let shown = world.json(&["volume", "show", "x"]);
+    assert_eq!(shown["state"], "down", "{shown}");
+    assert!(shown["problem"].to_string().contains("an older copy"), "{shown}");
+    world.terminate();
+    std::fs::rename(&new, &flash).expect("renamed");
+    world.start();
+    reads(&uri, 2, "0 256k");
+    // The same of one that holds nothing: the volume comes up, and begins a new one.
+    world.json(&["volume", "layer", "set", "x", "cache", "--mode", "write-through"]);
+    write(&uri, 3, "0 256k");
+    for _ in 0..2 {
+        reads(&uri, 3, "0 256k");
+    }
+    std::fs::copy(&flash, &old).expect("copied");
+    write(&uri, 4, "0 256k");
+    world.terminate();
+    std::fs::copy(&old, &flash).expect("copied");
+    world.start();
+    let without = cached(&world);
+    assert!(without["problem"].to_string().contains("an older copy"), "{without}");
+    reads(&uri, 4, "0 256k");
+}
+
+#[test]
 fn what_was_on_flash_that_is_lost_can_be_given_up() {
     let (mut world, memory) = (World::new(), memory());
     let flash = make_cache(&world, memory.path());

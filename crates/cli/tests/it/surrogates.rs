@@ -434,6 +434,48 @@ fn a_volume_whose_surrogate_is_lost_for_good_goes_on_with_its_backend_alone_if_t
     world.json(&["surrogate", "rm", "fast"]);
 }
 
+fn write(uri: &str, pattern: u8) {
+    let words = format!("write -P {pattern} 1M 256k");
+    crate::support::tool("qemu-io", &["-f", "raw", "-c", &words, "-c", "flush", uri]);
+}
+
+/// Fails unless the client reads `pattern` where [`write`] has written.
+fn reads(uri: &str, pattern: u8) {
+    let said = crate::support::tool("qemu-io", &["-f", "raw", "-c", &format!("read -P {pattern} 1M 256k"), uri]);
+    assert!(!said.contains("verification failed"), "it is not {pattern}: {said}");
+}
+
+#[test]
+fn a_store_that_was_copied_while_the_daemon_ran_is_not_believed_after_a_clean_stop() {
+    for stores in [1, 2] {
+        let (mut world, memory) = (World::new(), memory());
+        make_surrogate(&world, memory.path(), stores);
+        let image = world.image("disk.img", 8 << 20, 65536);
+        let uri = world.attach("x", &image);
+        world.json(&[&ADD[..], &["--surrogate-on-flash", "--sole-copy"]].concat());
+        write(&uri, 1);
+        let (store, old, new) = (memory.path().join("s0"), memory.path().join("old"), memory.path().join("new"));
+        std::fs::copy(&store, &old).expect("copied");
+        write(&uri, 2);
+        world.terminate();
+        std::fs::rename(&store, &new).expect("renamed");
+        std::fs::rename(&old, &store).expect("renamed");
+        world.start();
+        if stores == 1 {
+            let shown = world.json(&["volume", "show", "x"]);
+            assert_eq!(shown["state"], "down", "{shown}");
+            assert!(shown["problem"].to_string().contains("an older copy"), "{shown}");
+            world.terminate();
+            std::fs::rename(&new, &store).expect("renamed");
+            world.start();
+        } else {
+            let shown = world.json(&["surrogate", "show", "fast"]);
+            assert_eq!(shown["partitions"][0]["lost_store"], 0, "{shown}\n{}", world.log());
+        }
+        reads(&uri, 2);
+    }
+}
+
 /// nbdkit with a file as the store of a surrogate.
 fn server(world: &World) -> Server {
     let file = world.path("far.img");

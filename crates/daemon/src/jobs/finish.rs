@@ -60,7 +60,9 @@ pub(crate) async fn finish(
             target.serve_guest();
             let remote_device = target.remote_device().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
-            volume.with_stack(Stack::drop_redirect);
+            if let Some(redirect) = volume.with_stack(Stack::take_redirect).flatten() {
+                redirect.close().await;
+            }
             if let Some(cache) = volume.with_stack(Stack::take_cache).flatten() {
                 cache.close().await;
             }

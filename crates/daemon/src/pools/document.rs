@@ -63,7 +63,7 @@ pub(crate) struct Partition<P> {
     /// The generation that each of its stores has that is not lost. One that an older version has made has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<u64>,
-    /// The generation that some of its stores may have already. Nothing was written in it yet.
+    /// The generation that some of its stores may have already, while the one before counts, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next_generation: Option<u64>,
     /// Where it is, as its kind says that.

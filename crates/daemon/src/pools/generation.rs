@@ -5,9 +5,10 @@
 //!   each store    5 ────────────────▶ 6, with FUA ───────────▶ written to
 //! ```
 //!
-//! A part gets a generation of its own each time that it is opened. It is on record before it is in a store, and nothing is written in it
-//! before it is in all of them. So a store is believed in the generation on record and in the next one, and in no other: an older copy,
-//! an empty file, or another store in its place is told apart. A part that an older version has made has no generation until it is opened.
+//! A part gets a generation of its own each time that it is opened, now and then while it is open, and when it is left
+//! ([`renewal`](super::renewal)). It is on record before it is in a store, and the one before counts until it is in all of them. So a store
+//! is believed in the generation on record and in the next one, and in no other: an older copy, an empty file, or another store in its place
+//! is told apart. A part that an older version has made has no generation until it is opened.
 //!
 //! ```text
 //! offset  0       8        12       16       32           40       44
@@ -37,7 +38,7 @@ pub(crate) struct Stamp {
     pub(crate) store: u32,
     /// Whose part it holds.
     pub(crate) layer: Uuid,
-    /// When it was opened last.
+    /// The one that was begun last.
     pub(crate) generation: u64,
 }
 
@@ -72,6 +73,11 @@ impl Stamp {
 }
 
 impl<P> Partition<P> {
+    /// The newest generation, which may not be in all of its stores yet.
+    pub(crate) fn newest_generation(&self) -> Option<u64> {
+        self.next_generation.or(self.generation)
+    }
+
     /// Refuses the store `number` that says `found` of itself, unless it is that of this part, as it was left.
     fn check_stamp(&self, number: usize, found: Option<Stamp>, name: &str) -> Result<()> {
         let Some(on_record) = self.generation else { return Ok(()) };
@@ -92,7 +98,7 @@ impl<P> Partition<P> {
 }
 
 impl<K: PoolKind> Pool<K> {
-    /// Refuses `part` as what store `number` has of the part of `layer`, unless it was left there by the last opening.
+    /// Refuses `part` as what store `number` has of the part of `layer`, unless it is of the last generation.
     ///
     /// # Errors
     /// Fenced if it was not; what the store says.
@@ -111,7 +117,7 @@ impl<K: PoolKind> Pool<K> {
         }
     }
 
-    /// The part of `layer` is about to be written to: gives the generation for [`stamp`](Self::stamp). It is on record when this returns.
+    /// Begins a generation of the part of `layer`: gives it for [`stamp`](Self::stamp). It is on record when this returns.
     pub(crate) fn begin_generation(&self, layer: Uuid) -> Result<u64> {
         let mut begun = 0;
         self.change_part(layer, |partition| {
@@ -136,11 +142,20 @@ impl<K: PoolKind> Pool<K> {
     /// Every store that is not lost says `generation`: from here on no older one is believed.
     pub(crate) fn end_generation(&self, layer: Uuid, generation: u64) -> Result<()> {
         self.change_part(layer, |partition| {
-            (partition.generation, partition.next_generation) = (Some(generation), None);
+            // Whoever has begun the same one may have ended it, and others may have begun more.
+            if partition.next_generation == Some(generation) {
+                (partition.generation, partition.next_generation) = (Some(generation), None);
+            }
         })
     }
 
-    /// The generation in which the part of `layer` is in use.
+    /// The newest generation of the part of `layer`, which may not be in all of its stores yet.
+    pub(crate) fn newest_generation(&self, layer: Uuid) -> Option<u64> {
+        self.document().find(layer).and_then(Partition::newest_generation)
+    }
+
+    /// The generation that all stores of the part of `layer` have which are not lost.
+    #[cfg(test)]
     pub(crate) fn generation(&self, layer: Uuid) -> Option<u64> {
         self.document().find(layer).and_then(|partition| partition.generation)
     }

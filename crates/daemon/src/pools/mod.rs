@@ -13,6 +13,7 @@ mod document;
 mod export;
 mod generation;
 mod pool;
+mod renewal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ use uuid::Uuid;
 
 pub(crate) use self::document::{DocumentOf, Partition, PoolDocument, StoreDocument};
 pub(crate) use self::pool::Pool;
+pub(crate) use self::renewal::{PartStores, Renewal};
 use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::platform::Backends;

@@ -21,11 +21,12 @@ use uuid::Uuid;
 
 use super::Stack;
 use super::image_note::ImageNote;
-use crate::caches::{CachePool, to_api_mode, to_api_policy};
+use crate::caches::{CacheKind, CachePool, to_api_mode, to_api_policy};
 use crate::daemon::Daemon;
 use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_uuid};
 use crate::journal::VolumeJournal;
 use crate::overlays::OverlayContext;
+use crate::pools::{PartStores, Renewal};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
@@ -39,6 +40,8 @@ pub(crate) struct StackedCache {
     pub(crate) device: Device,
     /// Where it is noted how the image is.
     image: Option<Arc<ImageNote>>,
+    /// Begins generations of its part.
+    renewal: Option<Arc<Renewal<CacheKind>>>,
 }
 
 /// What became of the attempt to open a volume's cache.
@@ -84,6 +87,8 @@ impl StackedCache {
             pool.stamp((layer.id, generation), 0, &partition, pages).await?;
             pool.end_generation(layer.id, generation)?;
         }
+        let stores = PartStores::Only(partition.clone());
+        let renewal = pages.map(|pages| Arc::new(Renewal::new(&pool, layer.id, pages, stores)));
         let options = CacheOptions {
             mode: cache.mode,
             policy: cache.policy,
@@ -95,7 +100,7 @@ impl StackedCache {
         let env = Arc::clone(&context.env);
         let opened = Cache::open(env, base, partition, context.boot, options, expected).await?;
         let device = Device::new(&format!("cache {}", cache.cache), opened.clone());
-        Ok(Self { id: layer.id, cache: opened, device, image })
+        Ok(Self { id: layer.id, cache: opened, device, image, renewal })
     }
 
     /// Makes an empty cache of `layer` and opens it over `base`.
@@ -127,11 +132,19 @@ impl StackedCache {
         if let Some(image) = &self.image {
             env.spawn(Box::pin(ImageNote::watch(Arc::downgrade(image), Arc::clone(env))));
         }
+        if let Some(renewal) = &self.renewal {
+            env.spawn(Box::pin(Renewal::watch(Arc::downgrade(renewal), Arc::clone(env))));
+        }
     }
 
     /// The process is about to end, and no guest asks for anything any more: what is cached is believed by the next one, if nobody changes
-    /// the image until then.
+    /// the image until then. A copy of the store that was made while the guest worked is not.
     pub(crate) async fn leave(self) {
+        // What is written back changes nothing that a guest reads, so nobody waits for a backend that is away.
+        futures::join!(self.leave_image(), self.leave_part());
+    }
+
+    async fn leave_image(&self) {
         self.cache.close().await;
         if let Some(image) = &self.image
             && let Err(error) = image.leave().await
@@ -141,6 +154,12 @@ impl StackedCache {
                 error = error.chain(),
                 "how an image is left could not be noted"
             );
+        }
+    }
+
+    async fn leave_part(&self) {
+        if let Some(renewal) = &self.renewal {
+            renewal.leave().await;
         }
     }
 
@@ -159,6 +178,9 @@ impl StackedCache {
         self.cache.close().await;
         if let Some(image) = &self.image {
             image.close().await;
+        }
+        if let Some(renewal) = &self.renewal {
+            renewal.close().await;
         }
     }
 }

@@ -15,8 +15,9 @@ use super::Stack;
 use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerState, RedirectLayer};
 use crate::overlays::OverlayContext;
+use crate::pools::{PartStores, Renewal};
 use crate::problem::{Result, of_backend};
-use crate::surrogates::{Surrogate, SurrogatePart};
+use crate::surrogates::{Surrogate, SurrogateKind, SurrogatePart};
 use crate::volume::Volume;
 
 /// A redirection in its place, directly over the backend.
@@ -29,6 +30,8 @@ pub(crate) struct StackedRedirect {
     pub(super) is_discarded: Arc<tokio::sync::Mutex<bool>>,
     /// What holds its part, if that is in two stores.
     pub(super) pair: Option<ReplicaPair>,
+    /// Begins generations of its part.
+    renewal: Option<Arc<Renewal<SurrogateKind>>>,
     /// The same as the guest sees it.
     pub(crate) device: Device,
 }
@@ -47,7 +50,12 @@ impl StackedRedirect {
             let header = Redirect::inspect(&partition).await?;
             let is_same_boot = Redirect::is_of_boot(&partition, &header, context.boot).await?;
             let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
+            let stores = match &pair {
+                Some(pair) => PartStores::Pair(pair.clone()),
+                None => PartStores::Only(partition.clone()),
+            };
             let opened = Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await?;
+            let renewal = header.owner_pages().map(|pages| Renewal::new(&surrogate, layer.id, pages, stores));
             if let Some(pair) = pair.as_ref().filter(|_| !is_same_boot) {
                 // A power loss may have left other bytes in each store of what was not flushed.
                 let (pair, extents) = (pair.clone(), opened.held_extents());
@@ -58,9 +66,9 @@ impl StackedRedirect {
                     }
                 }));
             }
-            Ok((opened, pair))
+            Ok((opened, pair, renewal.map(Arc::new)))
         };
-        let (opened, pair) = opened.await.map_err(|error| {
+        let (opened, pair, renewal) = opened.await.map_err(|error| {
             Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
                 .with_hint(match surrogate.is_sole() {
                     true => {
@@ -76,8 +84,26 @@ impl StackedRedirect {
         if layer.state == LayerState::Draining {
             opened.begin_drain().await;
         }
+        if let Some(renewal) = &renewal {
+            context.env.spawn(Box::pin(Renewal::watch(Arc::downgrade(renewal), Arc::clone(&context.env))));
+        }
         let device = Device::new(&format!("surrogate {}", redirect.surrogate), opened.clone());
-        Ok(Self { id: layer.id, redirect: opened, is_discarded: Arc::default(), pair, device })
+        Ok(Self { id: layer.id, redirect: opened, is_discarded: Arc::default(), pair, renewal, device })
+    }
+
+    /// The process is about to end, and no guest asks for anything any more: a copy of a store that was made while the guest worked is not
+    /// believed.
+    pub(crate) async fn leave(self) {
+        if let Some(renewal) = &self.renewal {
+            renewal.leave().await;
+        }
+    }
+
+    /// It is out of the guest's path: its part may be another's when this returns.
+    pub(crate) async fn close(&self) {
+        if let Some(renewal) = &self.renewal {
+            renewal.close().await;
+        }
     }
 
     /// The redirection itself.
@@ -139,9 +165,9 @@ impl Stack {
         self.redirect.as_ref()
     }
 
-    /// The target holds the volume: what the surrogate holds is of no use any more.
-    pub(crate) fn drop_redirect(&mut self) {
-        self.redirect = None;
+    /// The target holds the volume: what the surrogate holds is of no use any more. Whoever takes it closes it.
+    pub(crate) const fn take_redirect(&mut self) -> Option<StackedRedirect> {
+        self.redirect.take()
     }
 
     /// The source holds the volume again, with what the surrogate holds.

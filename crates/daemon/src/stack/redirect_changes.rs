@@ -299,6 +299,9 @@ impl Daemon {
             volume.take_redirect_out(quiesced, id);
         }
         drop(held);
+        if let Some(stacked) = &stacked {
+            stacked.close().await;
+        }
         self.surrogates.give_back(id);
         Ok(())
     }
@@ -362,6 +365,8 @@ pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) 
             strike_record(volume, id).await?;
         }
         volume.take_redirect_out(&quiesced, id);
+        drop(quiesced);
+        stacked.close().await;
     }
     strike(daemon, volume, id).await
 }

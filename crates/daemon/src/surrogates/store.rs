@@ -238,15 +238,27 @@ struct LostMember {
 }
 
 impl LostMember {
-    /// Has a store that was lost say in which generation it has everything.
-    async fn stamp(&self, number: usize) -> block::Result<()> {
-        let (surrogate, layer) = (&self.surrogate, self.layer);
-        let Some(generation) = surrogate.generation(layer) else { return Ok(()) };
-        let part = surrogate.member(layer, number, surrogate.place_of(layer)?.0).await?;
-        match Redirect::inspect(&part).await?.owner_pages() {
-            Some(pages) => surrogate.stamp((layer, generation), number, &part, pages).await,
+    /// Has store `number`, which was lost and is `part` now, say that it has everything in `generation`.
+    async fn stamp(&self, number: usize, part: &Device, generation: u64) -> block::Result<()> {
+        match Redirect::inspect(part).await?.owner_pages() {
+            Some(pages) => self.surrogate.stamp((self.layer, generation), number, part, pages).await,
             None => Ok(()),
         }
+    }
+
+    /// Has it on record that store `number` is not lost, if `generation` is the newest one still. Gives whether it is.
+    fn note_found(&self, number: usize, generation: Option<u64>) -> block::Result<bool> {
+        let mut is_newest = true;
+        let noted = self.surrogate.update(|document| {
+            let Some(partition) = document.find_mut(self.layer) else { return Ok(()) };
+            is_newest = partition.newest_generation() == generation;
+            if is_newest && partition.place.has_lost(number) {
+                partition.place.lost = None;
+            }
+            Ok(())
+        });
+        noted.map_err(|error| Error::new(ErrorKind::Io, error.message))?;
+        Ok(is_newest)
     }
 }
 
@@ -269,17 +281,18 @@ impl MemberLoss for LostMember {
         block::ready(noted.map_err(|error| Error::new(ErrorKind::Io, error.message)))
     }
 
-    fn note_whole(&self, member: usize) -> IoFuture<'_, ()> {
+    fn note_whole<'a>(&'a self, member: usize, device: &'a Device) -> IoFuture<'a, ()> {
         Box::pin(async move {
-            self.stamp(member).await?;
-            let noted = self.surrogate.update(|document| {
-                let of_it = document.find_mut(self.layer).map(|partition| &mut partition.place);
-                if let Some(place) = of_it.filter(|place| place.lost == Some(member)) {
-                    place.lost = None;
+            loop {
+                let generation = self.surrogate.newest_generation(self.layer);
+                if let Some(generation) = generation {
+                    self.stamp(member, device, generation).await?;
                 }
-                Ok(())
-            });
-            noted.map_err(|error| Error::new(ErrorKind::Io, error.message))
+                // One that is begun meanwhile may be in the other store alone.
+                if self.note_found(member, generation)? {
+                    return Ok(());
+                }
+            }
         })
     }
 }
@@ -295,7 +308,7 @@ mod tests {
 
     use super::*;
     use crate::platform::RealBackends;
-    use crate::pools::{NewStore, PoolContext};
+    use crate::pools::{NewStore, PartStores, PoolContext, Renewal};
     use crate::state_dir::Layout;
     use crate::surrogates::Surrogates;
 
@@ -358,6 +371,19 @@ mod tests {
             Ok(surrogate.place_of(LAYER)?.1)
         }
 
+        /// A process that opens the part, whose stores are copied then, writes 2 to its last page, and is told to end. Gives the copies.
+        async fn live_while_copied(&self) -> block::Result<Vec<Vec<u8>>> {
+            let surrogate = self.surrogates().get("fast").expect("it is on record");
+            let SurrogatePart { device, pair } = surrogate.partition(LAYER).await?;
+            let copies = (0..surrogate.stores()).map(|number| self.copy(number)).collect();
+            device.write(Mutation::data(device.size() - Bytes(4096), Buffer::copy_of(&[2; 4096]).freeze())).await?;
+            device.flush().await?;
+            let pages = Redirect::inspect(&device).await?.owner_pages().expect("it has room for them");
+            let stores = pair.map_or_else(|| PartStores::Only(device.clone()), PartStores::Pair);
+            Renewal::new(&surrogate, LAYER, pages, stores).leave().await;
+            Ok(copies)
+        }
+
         /// What a process finds there.
         async fn read(&self) -> block::Result<u8> {
             let surrogate = self.surrogates().get("fast").expect("it is on record");
@@ -400,6 +426,26 @@ mod tests {
                 assert_eq!(stand.read().await.expect("the other one has everything"), 3, "store {number} is {what}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_was_copied_while_its_part_was_open_is_not_believed_after_a_clean_stop() {
+        for number in [0, 1] {
+            let stand = Stand::new(2).await;
+            stand.live(1).await.expect("both are there");
+            let copies = stand.live_while_copied().await.expect("both are there");
+            put(&stand.path(number), &copies[number]);
+            assert_eq!(stand.read().await.expect("the other one has everything"), 2, "store {number} is a copy");
+            assert_eq!(stand.live(3).await.expect("the other one goes on"), Some(number));
+        }
+        let stand = Stand::new(1).await;
+        stand.live(1).await.expect("it is there");
+        let copies = stand.live_while_copied().await.expect("it is there");
+        let last = stand.copy(0);
+        put(&stand.path(0), &copies[0]);
+        stand.read().await.expect_err("it was believed");
+        put(&stand.path(0), &last);
+        assert_eq!(stand.read().await.expect("it is as it was left"), 2);
     }
 
     #[tokio::test]

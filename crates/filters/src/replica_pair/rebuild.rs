@@ -106,7 +106,7 @@ impl Inner {
             // A failure from here on is noted after this is.
             state.rebuilt = None;
         }
-        if let Err(error) = self.loss.note_whole(member).await {
+        if let Err(error) = self.loss.note_whole(member, &device).await {
             let error = error.wrap(format!("putting on record that {} is whole", device.name()));
             // Nobody knows what is on record now. It is made sure of before anything is answered that only the other one has.
             let noted = Error::new(error.kind(), error.chain());

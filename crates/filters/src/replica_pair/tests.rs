@@ -57,7 +57,7 @@ impl MemberLoss for Notes {
         })
     }
 
-    fn note_whole(&self, member: usize) -> IoFuture<'_, ()> {
+    fn note_whole<'a>(&'a self, member: usize, _device: &'a Device) -> IoFuture<'a, ()> {
         Box::pin(async move {
             let _permit = self.permits.acquire().await.expect("it is never closed");
             tokio::task::yield_now().await;
