@@ -382,6 +382,18 @@ impl OpenBackend {
         image.check_name(backend.path())
     }
 
+    /// Whether its name leads to another file or block device by now, or nowhere. False where that cannot be told.
+    pub(crate) fn is_renamed(&self) -> bool {
+        let named = self.require_name();
+        named.is_err_and(|error| matches!(ImageError::of(&error), Some(ImageError::Another)))
+    }
+
+    /// Whether anybody has its device, beside this.
+    pub(crate) fn is_used(&self) -> bool {
+        // One is here, and one in the device that is here.
+        self.backend.as_ref().is_none_or(|backend| Arc::strong_count(backend) > 2)
+    }
+
     /// The epoch under which a move has brought a volume into it, if one has.
     pub(crate) fn marked_epoch(&self) -> Option<u64> {
         self.backend.as_ref().and_then(|backend| backend.marked_epoch())

@@ -312,6 +312,31 @@ fn flash_that_was_copied_while_the_daemon_ran_is_refused_after_a_clean_stop() {
 }
 
 #[test]
+fn a_volume_comes_up_by_itself_once_the_right_flash_is_put_back() {
+    let (mut world, memory) = (World::new(), memory());
+    let flash = make_cache(&world, memory.path());
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let (old, new) = (memory.path().join("old"), memory.path().join("new"));
+    add_cache(&world, "write-back");
+    write(&uri, 1, "0 256k");
+    world.kill();
+    std::fs::copy(&flash, &old).expect("copied");
+    world.start();
+    write(&uri, 2, "0 256k");
+    world.terminate();
+    std::fs::rename(&flash, &new).expect("renamed");
+    std::fs::rename(&old, &flash).expect("renamed");
+    world.start();
+    let shown = world.json(&["volume", "show", "x"]);
+    assert_eq!(shown["state"], "down", "{shown}");
+    assert!(shown["problem"].to_string().contains("an older copy"), "{shown}");
+    std::fs::rename(&new, &flash).expect("renamed");
+    pair::wait_until("the volume is up", || (world.json(&["volume", "show", "x"])["state"] == "serving").then_some(()));
+    reads(&uri, 2, "0 256k");
+}
+
+#[test]
 fn what_was_on_flash_that_is_lost_can_be_given_up() {
     let (mut world, memory) = (World::new(), memory());
     let flash = make_cache(&world, memory.path());

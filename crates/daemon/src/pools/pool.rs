@@ -16,8 +16,51 @@ use crate::problem::Result;
 pub(crate) struct Pool<K: PoolKind> {
     pub(super) context: PoolContext,
     document: Mutex<DocumentOf<K>>,
-    /// Its stores with their locks, each from its first use on. One that has grown was opened again, and the last one is used.
-    open: tokio::sync::Mutex<BTreeMap<usize, Vec<OpenBackend>>>,
+    /// Its stores with their locks, each from its first use on.
+    open: tokio::sync::Mutex<BTreeMap<usize, OpenStore>>,
+}
+
+/// What is open of a store: each file or block device, or export, to which its name has led while somebody used it.
+#[derive(Default)]
+struct OpenStore {
+    found: Vec<OpenFile>,
+}
+
+/// A file or block device, or an export, with its lock. One that has grown was opened again, and the last one is used.
+struct OpenFile {
+    opened: Vec<OpenBackend>,
+}
+
+impl OpenStore {
+    fn of(open_backend: OpenBackend) -> Self {
+        let mut store = Self::default();
+        store.add(open_backend);
+        store
+    }
+
+    /// That to which its name leads now, if that is open.
+    fn named(&self) -> Option<Device> {
+        let mut opened = self.found.iter().filter_map(|file| file.opened.last());
+        opened.find(|open_backend| !open_backend.is_renamed()).map(|open_backend| open_backend.device.clone())
+    }
+
+    /// Its name has led to `open_backend`, which is in use from now on.
+    fn add(&mut self, open_backend: OpenBackend) {
+        self.found.push(OpenFile { opened: vec![open_backend] });
+    }
+
+    /// What is open as `known` has grown and was opened `again`.
+    fn add_grown(&mut self, known: &Device, again: OpenBackend) {
+        let is_known = |open_backend: &OpenBackend| open_backend.device.is_same(known);
+        if let Some(file) = self.found.iter_mut().find(|file| file.opened.iter().any(is_known)) {
+            file.opened.push(again);
+        }
+    }
+
+    /// Lets go of what nobody uses.
+    fn drop_unused(&mut self) {
+        self.found.retain(|file| file.opened.iter().any(OpenBackend::is_used));
+    }
 }
 
 impl<K: PoolKind> Pool<K> {
@@ -77,7 +120,9 @@ impl<K: PoolKind> Pool<K> {
     pub(crate) async fn measure_again(&self) -> block::Result<u64> {
         let mut least = u64::MAX;
         for number in 0..self.stores() {
-            let known = self.device(number).await?.size();
+            // Its lock stays while this is used.
+            let device = self.device(number).await?;
+            let known = device.size();
             let place = self.document().stores[number].place.clone();
             let Location::Local(spec) = place else {
                 // An export is as large as it was.
@@ -87,28 +132,34 @@ impl<K: PoolKind> Pool<K> {
             let now = self.context.backends.size(spec.path());
             let now = now.map_err(|error| block::Error::from_os(error, format!("looking at {spec}")))?;
             if now > known {
-                // The lock is held already, and stays.
                 let again =
                     BackendOpenOptions { unlocked: true, qemu: QemuRule::Later, ..BackendOpenOptions::default() };
                 let store = self.context.backends.open_backend(&spec, &again, &*self.context.env).await?;
-                self.open.lock().await.entry(number).or_default().push(store);
+                self.open.lock().await.entry(number).or_default().add_grown(&device, store);
             }
             least = least.min(self.device(number).await?.size().get()).min(now.get());
         }
         Ok(least)
     }
 
-    /// Store `number`, opened and locked by now.
+    /// Store `number`, opened and locked by now: that to which its name leads. Whoever uses what it has led to before goes on with that.
     pub(crate) async fn device(&self, number: usize) -> block::Result<Device> {
         let mut open = self.open.lock().await;
-        if let Some(store) = open.get(&number).and_then(|stores| stores.last()) {
-            return Ok(store.device.clone());
+        let store = open.entry(number).or_default();
+        if let Some(device) = store.named() {
+            return Ok(device);
         }
+        store.drop_unused();
         let place = self.document().stores[number].place.clone();
-        let store = self.context.open_store(&place).await?;
-        let device = store.device.clone();
-        open.insert(number, vec![store]);
+        let open_backend = self.context.open_store(&place).await?;
+        let device = open_backend.device.clone();
+        store.add(open_backend);
         Ok(device)
+    }
+
+    /// Lets those of its stores go that nobody uses: what was refused must not be kept from whoever puts it right.
+    pub(crate) async fn close_unused(&self) {
+        self.open.lock().await.values_mut().for_each(OpenStore::drop_unused);
     }
 
     /// Has store `number` be `store` from now on, which is opened by now, and gives what it was. `change` changes what else is on
@@ -127,7 +178,7 @@ impl<K: PoolKind> Pool<K> {
             Ok(())
         })?;
         // Whoever has lost it asks it nothing more.
-        open.insert(number, vec![open_backend]);
+        open.insert(number, OpenStore::of(open_backend));
         Ok(before.expect("the change was made"))
     }
 

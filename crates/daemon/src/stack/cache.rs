@@ -65,6 +65,20 @@ impl StackedCache {
         context: &OverlayContext,
     ) -> block::Result<Self> {
         let pool = pool(cache, context)?;
+        let opened = Self::open_in(&pool, base, (layer, cache), journal, context).await;
+        if opened.is_err() {
+            pool.close_unused().await;
+        }
+        opened
+    }
+
+    async fn open_in(
+        pool: &Arc<CachePool>,
+        base: Device,
+        (layer, cache): (&LayerDocument, &CacheLayer),
+        journal: &Arc<VolumeJournal>,
+        context: &OverlayContext,
+    ) -> block::Result<Self> {
         let partition = pool.partition(layer.id).await?;
         let expected = identity(journal, layer, cache)?;
         let pages = Cache::inspect_as(&partition, &expected).await?.owner_pages();
@@ -88,7 +102,7 @@ impl StackedCache {
             pool.end_generation(layer.id, generation)?;
         }
         let stores = PartStores::Only(partition.clone());
-        let renewal = pages.map(|pages| Arc::new(Renewal::new(&pool, layer.id, pages, stores)));
+        let renewal = pages.map(|pages| Arc::new(Renewal::new(pool, layer.id, pages, stores)));
         let options = CacheOptions {
             mode: cache.mode,
             policy: cache.policy,

@@ -118,6 +118,13 @@ impl Surrogate {
     /// # Errors
     /// It has none, or no store of it can be used.
     pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
+        let opened = self.open_partition(layer).await;
+        // A store that was refused.
+        self.close_unused().await;
+        opened
+    }
+
+    async fn open_partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
         let (extent, lost) = self.place_of(layer)?;
         let mut members = Members { surrogate: self, layer, lost, known: Vec::new() };
         for number in 0..self.stores() {
@@ -426,6 +433,29 @@ mod tests {
                 assert_eq!(stand.read().await.expect("the other one has everything"), 3, "store {number} is {what}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_was_refused_is_let_go_and_the_right_one_is_found_by_the_same_process() {
+        let stand = Stand::new(1).await;
+        stand.live(1).await.expect("it is there");
+        let older = stand.copy(0);
+        stand.live(2).await.expect("it is there");
+        let last = stand.copy(0);
+        put(&stand.path(0), &older);
+        let surrogate = stand.surrogates().get("fast").expect("it is on record");
+        for _ in 0..2 {
+            let refused = surrogate.partition(LAYER).await.map(drop).expect_err("it was believed");
+            assert_eq!(refused.kind(), ErrorKind::Fenced, "{refused:?}");
+        }
+        let other = stand.read().await.expect_err("it was believed");
+        assert_eq!(other.kind(), ErrorKind::Fenced, "it is locked still: {other:?}");
+        put(&stand.path(0), &last);
+        let part = surrogate.partition(LAYER).await.expect("it is as it was left").device;
+        put(&stand.path(0), &older);
+        surrogate.partition(LAYER).await.map(drop).expect_err("it was believed");
+        let page = part.read(part.size() - Bytes(4096), Buffer::unpooled(4096)).await.expect("it is in use");
+        assert_eq!(page[0], 2);
     }
 
     #[tokio::test]
