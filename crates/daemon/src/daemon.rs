@@ -224,6 +224,9 @@ impl Daemon {
             Location::Foreign(export) => {
                 let open_backend =
                     OpenBackend::foreign(export, open_options, self.config.nbd_reconnect_limit(), &self.env)?;
+                if volume.document().has_lost_at(place) {
+                    open_backend.recall_loss();
+                }
                 self.note_foreign(export, &open_backend);
                 Ok(open_backend)
             }
@@ -367,6 +370,7 @@ impl Daemon {
             read_only: new.read_only,
             size_limit: None,
             size_advertised: None,
+            has_lost: false,
             adoption: new.adoption,
             job: None,
             incoming: None,

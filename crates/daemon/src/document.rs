@@ -108,6 +108,10 @@ pub struct VolumeDocument {
     /// has that with its adoption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_advertised: Option<u64>,
+    /// Of an export of another server: a daemon that has ended could not have it make durable all that it had answered,
+    /// and has told no guest. The guest's next flush is to fail.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_lost: bool,
     /// The running VM that it was adopted from.
     #[serde(default)]
     pub adoption: Option<AdoptionDocument>,
@@ -325,6 +329,9 @@ pub struct Committed {
     /// How much of the source was the volume, if it was not all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
+    /// Whether the source may lack what it had answered, and no guest has been told.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_lost: bool,
     /// The layers that held bytes over the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,
@@ -366,6 +373,29 @@ impl VolumeDocument {
         match committed.filter(|committed| committed.source == *place && self.backend != *place) {
             Some(committed) => committed.image.as_deref(),
             None => self.image.as_deref().filter(|_| self.backend == *place),
+        }
+    }
+
+    /// Whether `place`, if it is on record as what holds the volume or has held it, may lack what it had answered, and
+    /// no guest has been told.
+    #[must_use]
+    pub fn has_lost_at(&self, place: &Location) -> bool {
+        let committed = self.job.as_ref().and_then(|job| job.committed.as_ref());
+        match committed.filter(|committed| committed.source == *place && self.backend != *place) {
+            Some(committed) => committed.has_lost,
+            None => self.has_lost && self.backend == *place,
+        }
+    }
+
+    /// Notes that of `place`.
+    pub(crate) fn note_loss_at(&mut self, place: &Location, has_lost: bool) {
+        if self.backend == *place {
+            self.has_lost = has_lost;
+            return;
+        }
+        let committed = self.job.as_mut().and_then(|job| job.committed.as_mut());
+        if let Some(committed) = committed.filter(|committed| committed.source == *place) {
+            committed.has_lost = has_lost;
         }
     }
 
@@ -425,6 +455,7 @@ impl VolumeDocument {
         let target = job.target.local().and_then(|target| target.image(size));
         let image = std::mem::replace(&mut self.image, target.map(Box::new));
         let (epoch, size_limit) = (self.epoch, self.size_limit);
+        let has_lost = std::mem::take(&mut self.has_lost);
         let redirect = take_redirect(&mut self.layers);
         let mut layers = match job.group.as_ref().is_some_and(|group| group.machine.is_some()) {
             // The guest's requests are the target's.
@@ -433,8 +464,9 @@ impl VolumeDocument {
         };
         // What the surrogate or the cache holds the target has.
         layers.splice(0..0, redirect);
+        let (persisted, taken, report) = (false, false, None);
         job.committed =
-            Some(Committed { source, epoch, image, size_limit, layers, persisted: false, taken: false, report: None });
+            Some(Committed { source, epoch, image, size_limit, has_lost, layers, persisted, taken, report });
         job.record.phase = Phase::Committed;
         job.asked = false;
         let may_be_larger = job.target.may_be_larger();
@@ -447,7 +479,7 @@ impl VolumeDocument {
     pub fn take_back(&mut self) {
         let Some(committed) = self.job.as_mut().and_then(|job| job.committed.take()) else { return };
         (self.backend, self.image) = (committed.source, committed.image);
-        (self.epoch, self.size_limit) = (committed.epoch, committed.size_limit);
+        (self.epoch, self.size_limit, self.has_lost) = (committed.epoch, committed.size_limit, committed.has_lost);
         self.restore_layers(&committed.layers);
     }
 
@@ -606,6 +638,24 @@ mod tests {
         document.take_back();
         document.job.as_mut().expect("a job").record.phase = Phase::Reverting;
         assert_eq!(document, before);
+    }
+
+    #[test]
+    fn a_loss_is_of_the_place_that_may_lack_something() {
+        let mut document = old();
+        let (source, target) = (document.backend.clone(), document.job.as_ref().expect("a job").target.location());
+        document.note_loss_at(&target, true);
+        assert!(!document.has_lost, "a target is no volume's before the commit");
+        document.note_loss_at(&source, true);
+        assert!(document.has_lost_at(&source) && !document.has_lost_at(&target));
+        document.commit();
+        assert!(document.has_lost_at(&source) && !document.has_lost_at(&target) && !document.has_lost);
+        let text = serde_json::to_string(&document).expect("plain data");
+        assert_eq!(serde_json::from_str::<VolumeDocument>(&text).expect("readable"), document);
+        document.take_back();
+        assert!(document.has_lost && document.has_lost_at(&source));
+        document.note_loss_at(&source, false);
+        assert!(!document.has_lost_at(&source));
     }
 
     #[test]

@@ -130,15 +130,18 @@ impl Daemon {
         used.push(ForeignUse { uri, backend: Arc::downgrade(backend) });
     }
 
-    /// Has the servers of all exports in use make durable what they have answered, within `limit`.
+    /// Has the servers of all exports in use make durable what they have answered, within `limit`. What they may not
+    /// have made durable goes on the records of their volumes.
     pub(crate) async fn flush_foreign(&self, limit: Duration) {
         let used: Vec<_> = {
             let used = self.foreign.lock();
             used.iter().filter_map(|one| Some((one.uri.clone(), one.backend.upgrade()?))).collect()
         };
+        let volumes = self.volumes();
+        let volumes = &volumes[..];
         join_all(used.iter().map(|(uri, backend)| async move {
-            let flushed = env::timeout(&*self.env, limit, backend.flush()).await;
-            if let Err(error) = flushed.unwrap_or_else(|| Err(block::Error::new(ErrorKind::TimedOut, "no answer"))) {
+            let volume = volumes.iter().find(|volume| is_held_by(volume, backend)).map(|volume| &**volume);
+            if let Err(error) = flush_last(backend, volume, limit, &self.env).await {
                 tracing::warn!(%uri, error = error.chain(), "what an NBD server has answered may not be durable");
             }
         }))
@@ -246,6 +249,44 @@ impl Daemon {
         let found = inspect(&uri, &self.env).await.map_err(|error| of_backend(&error, "the store"))?;
         found.as_store()
     }
+}
+
+/// Whether `export` holds `volume`.
+fn is_held_by(volume: &Volume, export: &Arc<NbdBackend>) -> bool {
+    volume.with_backend(|held| held.export().is_some_and(|held| Arc::ptr_eq(held, export))).unwrap_or(false)
+}
+
+/// The last flush of this process, within `limit`. Whether `export` may lack what it has answered goes on the record of
+/// the `volume` that it holds, if it holds one: what would be written again dies with the process.
+///
+/// # Errors
+/// What has been answered may not be durable.
+pub(crate) async fn flush_last(
+    export: &NbdBackend,
+    volume: Option<&Volume>,
+    limit: Duration,
+    env: &EnvRef,
+) -> block::Result<()> {
+    let late = || Err(block::Error::new(ErrorKind::TimedOut, "no answer"));
+    let flushed = env::timeout(&**env, limit, export.flush_answered()).await.unwrap_or_else(late);
+    let has_lost = export.has_loss_to_tell() || (flushed.is_err() && export.has_unflushed());
+    if let Some(volume) = volume {
+        let noted = env::timeout(&**env, limit, note_loss(volume, has_lost)).await.unwrap_or_else(late);
+        if let Err(error) = noted {
+            let error = error.chain();
+            tracing::error!(volume = volume.name, error, "what an NBD server may lack could not be recorded");
+        }
+    }
+    flushed
+}
+
+/// Has it on record whether what holds `volume` may lack what it has answered, and no guest has been told.
+async fn note_loss(volume: &Volume, has_lost: bool) -> block::Result<()> {
+    let Some(place) = volume.with_backend(|held| held.place.clone()) else { return Ok(()) };
+    if volume.document().has_lost_at(&place) == has_lost {
+        return Ok(());
+    }
+    volume.journal.update(|document| document.note_loss_at(&place, has_lost)).await
 }
 
 /// An export that was looked at.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use block::{BlockDevice, BufferPool, Bytes};
+use block::{BufferPool, Bytes};
 use env::{EnvRef, RealEnv, RealFiles};
 use migrate::Journal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,6 +19,7 @@ use crate::caches::Caches;
 use crate::config::Config;
 use crate::descriptors;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
+use crate::foreign::flush_last;
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
@@ -119,6 +120,9 @@ async fn open(
     };
     let checked = open_backend.and_then(|open_backend| {
         open_backend.require_image(document.image_of(&document.backend))?;
+        if document.has_lost_at(&document.backend) {
+            open_backend.recall_loss();
+        }
         Ok(open_backend)
     });
     checked.map_err(|error| of_backend(&error, "the backend"))
@@ -194,7 +198,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     std::mem::forget(env::timeout(&*env, DRAIN_LIMIT, slot.quiesce()).await);
     if let Some(export) = volume.with_backend(|backend| backend.export().map(Arc::clone)).flatten() {
         // The process ends whether the server answers or not.
-        let _ = env::timeout(&*env, FLUSH_LIMIT, export.flush()).await;
+        let _ = flush_last(&export, Some(&volume), FLUSH_LIMIT, &env).await;
     }
     // Not torn down: that would wait for a device that hangs, and let the lock go before the process has ended.
     std::mem::forget((volume, listeners, lock));

@@ -188,7 +188,7 @@ async fn go_down(daemon: &Daemon) {
     let _ = env::timeout(&*daemon.env, rest, leave_layers(&volumes)).await;
     // Nobody writes to a file any more, a cache neither.
     daemon.note_rest().await;
-    // Nobody knows of that after this process.
+    // Nobody else knows of that after this process.
     daemon.flush_foreign(FLUSH_LIMIT).await;
     daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);
     tracing::info!("transhumed is down");

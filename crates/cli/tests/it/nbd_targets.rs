@@ -267,3 +267,45 @@ fn a_server_below_a_volume_may_be_stopped_politely_under_load_and_killed_after_a
         assert!(read[4096..].iter().all(|byte| *byte == 1), "a write was lost");
     });
 }
+
+/// A client that asks for no flush by itself.
+async fn client_of(uri: &str) -> Device {
+    let env: EnvRef = Arc::new(RealEnv::new());
+    let export = NbdDevice::connect(&uri.parse().expect("a good address"), &env).await.expect("it is served");
+    Device::new("export", export)
+}
+
+#[test]
+fn a_stop_of_the_daemon_does_not_hide_what_a_dead_server_had_answered_from_the_next_flush() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let far = empty(&world, "far.img", 4 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    assert_eq!(world.json(&["move", "x", "--to", &server.uri()])["state"], "done");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    runtime.block_on(async {
+        let client = client_of(&uri).await;
+        client.flush().await.expect("it is served");
+        for number in 0..100 {
+            let written = Mutation::data(Bytes(number * 4096), Data::copy_of(&[1; 4096]));
+            client.write(written).await.expect("it is served");
+        }
+        // Nobody flushes from here on.
+        drop(server);
+    });
+    world.terminate();
+    world.start();
+    let _server = Server::nbdkit(&world, &["file", text(&far)]);
+    runtime.block_on(async {
+        let client = client_of(&uri).await;
+        client.flush().await.expect_err("answered writes may be lost, and the flush says that all is well");
+        client.flush().await.expect("that was told, and the server is back");
+    });
+    world.terminate();
+    world.start();
+    runtime.block_on(async {
+        let client = client_of(&uri).await;
+        client.flush().await.expect("a loss is told once");
+    });
+}

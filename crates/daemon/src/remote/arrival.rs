@@ -183,6 +183,7 @@ impl Daemon {
             read_only: false,
             size_limit: None,
             size_advertised: None,
+            has_lost: false,
             adoption: None,
             job: None,
             incoming: Some(IncomingDocument {

@@ -29,6 +29,11 @@
 //! ([`NbdBackend::expecting`]) counts as one with an answered write that is neither kept nor flushed. As soon as a guest
 //! relies on it, it is connected to and flushed. If the server is lost before that, the guest's next flush fails.
 //!
+//! What is kept dies with the process. So a process that ends flushes ([`NbdBackend::flush_answered`]) and puts on
+//! record if that was in vain and something is [unflushed](NbdBackend::has_unflushed), or if a
+//! [loss is to be told](NbdBackend::has_loss_to_tell) still. The next one begins with that loss
+//! ([`NbdBackend::recall_loss`]): the guest's first flush fails.
+//!
 //! One risk remains: a dead connection's server may carry out a request after its successor has carried out a later one
 //! on the same bytes. So a session is made [`SETTLE`] after the last one was lost, for a server to finish or drop its
 //! requests.
@@ -208,6 +213,34 @@ impl NbdBackend {
         if self.shared.owes_flush() {
             self.shared.env.spawn(Box::pin(Arc::clone(&self.shared).flush_what_came_before()));
         }
+    }
+
+    /// An earlier process could not have its server make durable what that had answered, and has told no guest: the
+    /// next flush fails.
+    pub fn recall_loss(&self) {
+        self.shared.state.lock().has_lost = true;
+    }
+
+    /// The last flush of a process, which no guest hears of: unlike others it tells of no loss.
+    ///
+    /// # Errors
+    /// What the server says, or that it is away.
+    pub async fn flush_answered(&self) -> Result<()> {
+        self.shared.flush_session().await
+    }
+
+    /// Whether something that was answered may be lost, and the next flush fails because of that.
+    #[must_use]
+    pub fn has_loss_to_tell(&self) -> bool {
+        self.shared.state.lock().has_lost
+    }
+
+    /// Whether something was answered that is not known to be durable. Nothing is known of a server that was never
+    /// reached.
+    #[must_use]
+    pub fn has_unflushed(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.sessions > 0 && state.replay_log.is_unflushed()
     }
 
     /// How many connections there are now; none while the server is away.

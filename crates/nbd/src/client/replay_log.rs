@@ -59,6 +59,11 @@ impl ReplayLog {
         self.unkept > self.unkept_flushed
     }
 
+    /// Whether anything was answered that is not known to be durable.
+    pub(super) fn is_unflushed(&self) -> bool {
+        self.misses_something() || !self.unflushed.is_empty()
+    }
+
     /// What is to be written again, in order. Unanswered requests are repeated by their callers.
     pub(super) fn to_replay(&self) -> Vec<Mutation> {
         self.unflushed.to_replay()
@@ -85,5 +90,17 @@ mod tests {
         assert!(replay_log.misses_something());
         replay_log.flushed(replay_log.mark());
         assert!(!replay_log.misses_something());
+    }
+
+    #[test]
+    fn what_is_kept_and_what_is_not_is_unflushed_until_a_flush() {
+        let mut replay_log = ReplayLog::default();
+        assert!(!replay_log.is_unflushed());
+        replay_log.answered(&Mutation::zeroes(block::Extent::new(Bytes(0), Bytes(4096)), false), false);
+        assert!(replay_log.is_unflushed() && !replay_log.misses_something());
+        replay_log.flushed(replay_log.mark());
+        assert!(!replay_log.is_unflushed());
+        replay_log.answered_unkept(false);
+        assert!(replay_log.is_unflushed());
     }
 }

@@ -165,11 +165,16 @@ impl World {
 
     /// What a process uses that begins after another which has used the same export.
     fn use_again(&self) -> Device {
+        let backend = self.expect();
+        backend.serve_guest();
+        Device::from_arc("backend", backend)
+    }
+
+    /// The same, before a guest relies on it.
+    fn expect(&self) -> Arc<NbdBackend> {
         let geometry = Disk(Arc::clone(&self.disk)).geometry();
         let options = BackendOptions { reconnect_limit: PATIENCE, ..BackendOptions::default() };
-        let backend = NbdBackend::expecting(geometry, Arc::new(self.clone()), env(), options);
-        backend.serve_guest();
-        Device::from_arc("backend", Arc::new(backend))
+        Arc::new(NbdBackend::expecting(geometry, Arc::new(self.clone()), env(), options))
     }
 
     /// Whether what was written at `offset` is durable.
@@ -258,6 +263,34 @@ async fn a_loss_of_what_an_earlier_process_was_answered_is_told_to_the_guest() {
     let error = device.flush().await.expect_err("the write is lost");
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.chain());
     device.flush().await.expect("the guest was told");
+}
+
+#[tokio::test]
+async fn a_loss_that_an_earlier_process_has_put_on_record_fails_the_first_flush_and_no_further_one() {
+    let world = World::new(1 << 20);
+    let (backend, device) = world.connect(PATIENCE).await;
+    backend.serve_guest();
+    device.flush().await.expect("the server is there");
+    assert!(!backend.has_unflushed() && !backend.has_loss_to_tell());
+    device.write(data(0, 1)).await.expect("the server is there");
+    world.is_away.store(true, Ordering::Relaxed);
+    world.crash().await;
+    let last = tokio::time::timeout(Duration::from_millis(300), backend.flush_answered()).await;
+    assert!(last.is_err(), "a server that is away has flushed");
+    assert!(backend.has_unflushed(), "what is kept dies with the process");
+    drop((device, backend));
+    let unreached = world.expect();
+    assert!(!unreached.has_unflushed() && !unreached.has_loss_to_tell(), "nothing is known of it");
+    unreached.recall_loss();
+    assert!(unreached.has_loss_to_tell(), "a process that reaches no server hands the loss on");
+    world.is_away.store(false, Ordering::Relaxed);
+    unreached.serve_guest();
+    unreached.flush_answered().await.expect("the server is back");
+    assert!(unreached.has_loss_to_tell(), "no guest was told");
+    let error = unreached.flush().await.expect_err("the write is lost");
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.chain());
+    unreached.flush().await.expect("the guest was told");
+    assert!(!unreached.has_unflushed() && !unreached.has_loss_to_tell());
 }
 
 #[tokio::test]

@@ -136,7 +136,7 @@ impl Shared {
     }
 
     /// Flushes what the server of the session has taken. It says nothing of earlier losses.
-    async fn flush_session(&self) -> Result<()> {
+    pub(super) async fn flush_session(&self) -> Result<()> {
         let until = self.until();
         loop {
             let session = self.session(until).await?;
