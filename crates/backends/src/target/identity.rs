@@ -54,7 +54,8 @@ impl FileIdentity {
         self.inode
     }
 
-    /// Whether `found`, a directory, is on the file system where that file was, as far as this boot can tell.
+    /// Whether `found`, a directory, is on the file system where that file was, as far as this boot can tell. Another
+    /// number says nothing here: what lies under a mount point has one, too.
     pub(crate) fn is_on_device_of(&self, found: &Metadata) -> bool {
         self.device == found.dev() && (self.boot.is_none() || self.boot == this_boot())
     }
@@ -65,9 +66,17 @@ impl FileIdentity {
     }
 
     pub(crate) fn is(&self, now: &Self) -> bool {
-        let is_later_boot = self.boot.is_some() && self.boot != now.boot;
-        let has_number = self.device == now.device || (is_later_boot && self.born_ns.is_some());
-        has_number && (self.inode, self.born_ns) == (now.inode, now.born_ns)
+        let is_alike = (self.inode, self.born_ns) == (now.inode, now.born_ns);
+        is_alike && (self.device == now.device || self.may_be_renumbered(now))
+    }
+
+    /// Whether the file system of that file may have the number of `now` by now: in a later boot, or because it was
+    /// mounted again. While the old number is in use the new one is that of a copy, as of a snapshot beside it.
+    fn may_be_renumbered(&self, now: &Self) -> bool {
+        if self.boot.is_none() || self.born_ns.is_none() {
+            return false;
+        }
+        self.boot != now.boot || are_mounted([self.device, now.device]) == Some([false, true])
     }
 }
 
@@ -140,6 +149,17 @@ fn file_behind(number: u64) -> Option<String> {
     Some(format!("file {} of {} from {offset}", file.ino(), born.as_nanos()))
 }
 
+/// Whether file systems with these numbers are mounted, where the system says. Subvolumes of btrfs have numbers that no
+/// list of mounts shows.
+fn are_mounted(numbers: [u64; 2]) -> Option<[bool; 2]> {
+    let mounts = std::fs::read("/proc/self/mountinfo").ok()?;
+    let mounts = String::from_utf8_lossy(&mounts);
+    Some(numbers.map(|number| {
+        let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        mounts.lines().any(|mount| mount.split(' ').nth(2) == Some(number.as_str()))
+    }))
+}
+
 fn this_boot() -> Option<String> {
     Some(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned())
 }
@@ -152,16 +172,29 @@ mod tests {
         FileIdentity { device, inode: 7, born_ns: Some(1), boot: Some(boot.to_owned()) }
     }
 
+    /// The number of the file system at `path`, which is mounted.
+    fn number_at(path: &str) -> u64 {
+        std::fs::metadata(path).expect("it is mounted").dev()
+    }
+
     #[test]
-    fn a_file_system_may_have_another_number_after_a_boot_and_only_then() {
+    fn a_file_system_may_have_another_number_after_a_boot_or_once_the_old_one_is_not_in_use() {
         assert!(file(1, "a").is(&file(1, "a")) && file(1, "a").is(&file(2, "b")));
-        assert!(!file(1, "a").is(&file(2, "a")), "a copy of the file system is another one");
+        let (mounted, beside) = (number_at("/proc"), number_at("/sys"));
+        let gone = rustix::fs::makedev(4000, 1);
+        assert!(file(gone, "a").is(&file(mounted, "a")), "it was mounted again");
+        assert!(!file(beside, "a").is(&file(mounted, "a")), "a copy of the file system is another one");
+        assert!(!file(gone, "a").is(&file(gone + 1, "a")), "whether a number is in use is not known");
+        assert!(!file(gone, "a").is(&FileIdentity { inode: 8, ..file(mounted, "a") }));
+        assert!(!file(gone, "a").is(&FileIdentity { born_ns: Some(2), ..file(mounted, "a") }));
         assert!(!file(1, "a").is(&FileIdentity { inode: 8, ..file(1, "b") }));
         assert!(!file(1, "a").is(&FileIdentity { born_ns: Some(2), ..file(1, "a") }));
         let unborn = FileIdentity { born_ns: None, ..file(1, "a") };
         assert!(!unborn.is(&FileIdentity { device: 2, boot: Some("b".to_owned()), ..unborn.clone() }));
-        let old = FileIdentity { boot: None, ..file(1, "a") };
-        assert!(old.is(&file(1, "a")) && !old.is(&file(2, "a")), "a record of before says less");
+        let unborn = FileIdentity { device: gone, ..unborn };
+        assert!(!unborn.is(&FileIdentity { device: mounted, ..unborn.clone() }));
+        let old = FileIdentity { boot: None, ..file(gone, "a") };
+        assert!(old.is(&file(gone, "a")) && !old.is(&file(mounted, "a")), "a record of before says less");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use transhume_backends::{
     TargetOrigin, TargetRequest, Tombstone, is_deleted, prepare_target, retire_source,
 };
 
-use crate::support::{Loop, SmallFileSystem, directory, file_of, run};
+use crate::support::{Loop, Mount, SmallFileSystem, directory, file_of, run};
 
 async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
     let spec = BackendSpec::file(path);
@@ -399,6 +399,38 @@ async fn a_target_that_is_not_there_was_deleted_only_if_its_directory_is() {
     prepared.check().expect("it is there again");
     std::fs::remove_file(&target).expect("deleted");
     assert!(matches!(prepared.check(), Err(TargetError::Replaced { .. })));
+}
+
+#[tokio::test]
+async fn a_target_stays_the_same_when_its_file_system_is_mounted_again_under_another_number() {
+    let directory = directory();
+    let (image, mounted) = (directory.path().join("image"), directory.path().join("mounted"));
+    let beside = directory.path().join("beside");
+    std::fs::create_dir(&mounted).expect("a directory");
+    std::fs::create_dir(&beside).expect("a directory");
+    file_of(&image, 16 << 20);
+    // Inodes as large as this say when a file was made.
+    let image_name = image.to_str().expect("a plain name");
+    run("mkfs.ext4", &["-q", "-F", "-I", "256", "-O", "^has_journal", image_name]);
+    let first = Loop::over(&image, &[]);
+    let mount = Mount::of(&first, &mounted, "rw");
+    let target = mounted.join("target");
+    let prepared = prepare(&target, None, false).await.expect("a good target");
+    let number = std::fs::metadata(&target).expect("it is there").dev();
+    drop(mount);
+    assert!(matches!(prepared.check(), Err(TargetError::Away { .. })), "what is under the mount point is believed");
+    // The first is still attached, so this is another one.
+    let second = Loop::over(&image, &[]);
+    let mount = Mount::of(&second, &mounted, "rw");
+    assert_ne!(std::fs::metadata(&target).expect("it is there").dev(), number);
+    prepared.check().expect("it is the same file");
+    drop(mount);
+    let (one, other) = (Mount::of(&first, &beside, "ro"), Mount::of(&second, &mounted, "ro"));
+    assert!(matches!(prepared.check(), Err(TargetError::Away { .. })), "a copy beside the file system is believed");
+    drop(one);
+    prepared.check().expect("it is the only one");
+    drop(other);
+    drop((first, second));
 }
 
 #[tokio::test]

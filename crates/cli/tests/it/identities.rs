@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::support::qemu::Qemu;
-use crate::support::{HANG, Loop, OLD, World, has_copied, same, target, tool};
+use crate::support::{HANG, Loop, Mount, OLD, World, has_copied, same, target, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -177,6 +177,53 @@ fn a_target_that_is_not_there_yet_is_waited_for() {
     let over = world.wait_for_job(id);
     assert_eq!(over["state"], "done", "{over}\n{}", world.log());
     same(&to, &expected);
+}
+
+#[test]
+fn a_cancel_tells_of_a_target_that_is_not_there() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 16 * MIB, 65536);
+    world.attach("x", &image);
+    let (folder, away) = (world.path("mounted"), world.path("away"));
+    std::fs::create_dir(&folder).expect("created");
+    let id = killed_in_a_move(&mut world, &target(&folder.join("new.img")), &[]);
+    std::fs::rename(&folder, &away).expect("unmounted");
+    world.start();
+    world.wait_until_job("it does not say what it waits for", |job| !job["error"].is_null());
+    world.json(&["cancel", "x"]);
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "cancelled", "{over}\n{}", world.log());
+    let said = over["error"].to_string();
+    assert!(said.contains("is left as it is") && said.contains("is not there"), "{over}");
+    assert!(away.join("new.img").exists(), "what was not there was taken back");
+}
+
+#[test]
+fn an_image_is_the_same_one_when_its_file_system_was_mounted_again_under_another_number() {
+    let mut world = World::new();
+    let first = Loop::new(&world, "disk.ext4", 32 * MIB as usize, 512);
+    // Inodes as large as this say when a file was made.
+    tool("mkfs.ext4", &["-q", "-F", "-I", "256", "-O", "^has_journal", &first.device]);
+    let folder = world.path("mounted");
+    std::fs::create_dir(&folder).expect("created");
+    tool("mount", &[&first.device, &world.text("mounted")]);
+    let mount = Mount { path: folder.clone() };
+    let image = folder.join("disk.img");
+    std::fs::write(&image, vec![7; MIB as usize]).expect("written");
+    world.attach("x", &image);
+    world.kill();
+    // What a dead daemon has under way keeps it busy for a moment.
+    let is_unmounted = || Command::new("umount").arg(&folder).output().expect("umount runs").status.success();
+    wait_until("the file system stays busy", &world, is_unmounted);
+    // The first is still attached, so this is another one.
+    let device = tool("losetup", &["--find", "--show", &world.text("disk.ext4")]);
+    let second = Loop { device: device.trim().to_owned() };
+    tool("mount", &[&second.device, &world.text("mounted")]);
+    world.start();
+    let volume = show(&world, "x");
+    assert_eq!(volume["state"], "serving", "{volume}");
+    world.kill();
+    drop(mount);
 }
 
 #[test]

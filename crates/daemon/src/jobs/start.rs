@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
-use backends::{BackendSpec, CacheMode, PreparedTarget, TargetRequest};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetOrigin, TargetRequest};
 use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
@@ -155,13 +155,20 @@ impl Daemon {
     /// not meant: who has asked it to sees to that. Gives what is left, and why.
     pub(crate) async fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) -> Option<String> {
         let JobTarget::Local(target) = target else { return None };
+        let left = |error: &TargetError| {
+            tracing::warn!(%error, target = %target.spec, "what an undone move left is left as it is");
+            format!("{} is left as it is: {error}", target.spec)
+        };
+        // What is not there cannot be taken back, and no record names it any more. A block device stays as it is.
+        let is_file = target.origin != TargetOrigin::BlockDevice;
+        let checked = self.backends.check(target);
+        let away = checked.err().filter(|error| is_file && matches!(error, TargetError::Away { .. }));
         // The files of layers go after it: a start that finds the target, and not them, would wait for them.
         if let Err(error) = self.backends.discard(target, &*self.env).await {
-            tracing::warn!(%error, target = %target.spec, "what an undone move left is left as it is");
-            return Some(format!("{} is left as it is: {error}", target.spec));
+            return Some(left(&error));
         }
         remove_layer_files(&*self.backends, layers, target.spec.path());
-        None
+        away.as_ref().map(left)
     }
 
     /// What is left of the target of a job that this daemon has not opened, if another program has used it while no daemon ran: it is not

@@ -40,6 +40,26 @@ impl Drop for Loop {
     }
 }
 
+/// A block device that is mounted until this goes.
+pub struct Mount {
+    at: PathBuf,
+}
+
+impl Mount {
+    /// `device` at `at`, so that it can be read and written, or only read.
+    pub fn of(device: &Loop, at: &Path, option: &str) -> Self {
+        let names = [device.path.as_path(), at].map(|path| path.to_str().expect("a plain name"));
+        run("mount", &["-o", option, names[0], names[1]]);
+        Self { at: at.to_owned() }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        run("umount", &[self.at.to_str().expect("a plain name")]);
+    }
+}
+
 /// A small file system that goes away with this.
 pub struct SmallFileSystem {
     pub directory: TempDir,
