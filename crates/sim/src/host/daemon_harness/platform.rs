@@ -4,6 +4,7 @@ use std::io::ErrorKind as OsErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
 
 use ::daemon::hosts::NoHosts;
 use ::daemon::platform::{
@@ -12,7 +13,7 @@ use ::daemon::platform::{
 use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
 use backends::{BackendSpec, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry, Offload};
-use env::{Env, Moment};
+use env::Env;
 use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
@@ -175,8 +176,10 @@ impl ProcessView {
 
 /// When the file was changed last.
 fn times_of(disk: &Disk) -> ImageTimes {
-    let nanoseconds = disk.changed_at().since(Moment::default()).as_nanos();
-    let nanoseconds = i64::try_from(nanoseconds).expect("days in the world");
+    let world = disk.world();
+    let age = world.now().since(disk.changed_at());
+    let since_1970 = (world.wall_clock() - age).duration_since(UNIX_EPOCH).expect("the world begins later");
+    let nanoseconds = i64::try_from(since_1970.as_nanos()).expect("days in the world");
     ImageTimes::new(nanoseconds, nanoseconds)
 }
 
@@ -251,8 +254,12 @@ impl Backends for ProcessView {
                 Some(peer) if self.is_far => peer.counted(&host, device),
                 _ => device,
             };
-            let times = disk.clone();
-            Ok(OpenBackend::over(spec.clone(), device).with_times(Arc::new(move || Some(times_of(&times)))))
+            let (open_backend, times) = (OpenBackend::over(spec.clone(), device), disk.clone());
+            // Where a map of another boot is believed, nobody asks for times either.
+            Ok(match host.shared.setup.mistakes.trusts_old_maps {
+                true => open_backend,
+                false => open_backend.with_times(Arc::new(move || Some(times_of(&times)))),
+            })
         })
     }
 
