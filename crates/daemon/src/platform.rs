@@ -8,6 +8,7 @@
 //!
 //! `Platform::real` is the machine. The simulator makes one of its own and runs the same code on it.
 
+mod image_looks;
 mod overlay_files;
 
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ use nbd::NbdUri;
 use nbd::server::Export;
 use uuid::Uuid;
 
+use self::image_looks::ImageLooks;
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
 use crate::device_identity;
@@ -108,8 +110,11 @@ pub trait Backends: OverlayBackends {
     }
 
     /// How the file at `path` is, as far as every change of it is told by that; none if nobody knows.
-    fn image_state(&self, _path: &Path) -> Option<ImageState> {
-        None
+    ///
+    /// # Errors
+    /// Timed out if the place does not answer: nothing is known of the file then.
+    fn image_state<'a>(&'a self, _path: &'a Path) -> BoxFuture<'a, block::Result<Option<ImageState>>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Where the bytes of the file or block device `path` lie, in bytes of what it lies on; none if nobody knows.
@@ -428,6 +433,8 @@ impl Platform {
 pub(crate) struct RealBackends {
     /// What carries out the calls that a device may hold for ever, so that it holds nothing else of this process.
     helpers: Option<Arc<Helpers>>,
+    /// Looks at images that may be on their way.
+    looks: ImageLooks,
 }
 
 impl RealBackends {
@@ -437,7 +444,7 @@ impl RealBackends {
         if let Err(error) = &helpers {
             tracing::warn!(%error, "a device that hangs may keep this process from ending");
         }
-        Self { helpers: helpers.ok() }
+        Self { helpers: helpers.ok(), looks: ImageLooks::default() }
     }
 }
 
@@ -472,8 +479,8 @@ impl Backends for RealBackends {
         crate::disk::disk_of(path)
     }
 
-    fn image_state(&self, path: &Path) -> Option<ImageState> {
-        ImageState::of(path)
+    fn image_state<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, block::Result<Option<ImageState>>> {
+        Box::pin(self.looks.look(path, ImageState::of))
     }
 
     fn pieces_of(&self, path: &Path) -> Option<Vec<DiskPiece>> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{HANG, World, same, signal, target, tool};
+use crate::support::{HANG, World, same, signal, target, tool, wait};
 use rustix::process::Signal;
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -95,6 +95,47 @@ fn a_file_system_that_hangs_delays_only_the_volume_that_lies_on_it() {
     signal(&fused.server, Signal::CONT);
     wait_until("it does not come back", || world.json(&["volume", "show", "x"])["state"] == "serving");
     assert!(world.json(&["volume", "show", "x"])["problem"].is_null());
+    world.kill();
+}
+
+/// Runs what must answer although something hangs.
+fn answers(command: &mut Command, limit: Duration) {
+    let start = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it is there: run `make setup`");
+    let status = wait(&mut child);
+    let took = start.elapsed();
+    assert!(status.success() && took < limit, "{command:?}: {status} after {took:?}");
+}
+
+#[test]
+fn images_under_caches_that_hang_delay_neither_the_api_nor_clients_nor_a_stop() {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let mut world = World::new();
+    world.json(&["cache", "create", "ssd", "--store", &format!("file:{},size=64MiB", world.text("ssd"))]);
+    // As many as the control plane has threads, and one more.
+    let fused = ["a", "b", "c"].map(|name| {
+        let image = world.image(&format!("{name}.img"), 1 << 20, 65536);
+        let fused = Fused::over(&image, &world.path(&format!("{name}.fused")));
+        world.attach(name, &fused.file);
+        world.json(&["volume", "layer", "add", name, "cache", "--cache", "ssd", "--size", "8MiB"]);
+        fused
+    });
+    let other = world.image("other.img", 1 << 20, 65536);
+    let uri = world.attach("y", &other);
+    fused.iter().for_each(|fused| signal(&fused.server, Signal::STOP));
+    // Each image is looked at every second.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        answers(&mut world.command(&["volume", "ls"]), LIMIT);
+        answers(Command::new("nbdinfo").args(["--size", &uri]), LIMIT);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    world.terminate();
+    fused.iter().for_each(|fused| signal(&fused.server, Signal::CONT));
+    world.start();
+    for name in ["a", "b", "c"] {
+        wait_until("it does not come back", || world.json(&["volume", "show", name])["state"] == "serving");
+    }
     world.kill();
 }
 

@@ -84,10 +84,13 @@ impl StackedCache {
         let pages = Cache::inspect_as(&partition, &expected).await?.owner_pages();
         pool.check_generation(layer.id, 0, &partition, pages).await?;
         let backend = journal.document().backend.clone();
-        let image = pages.zip(backend.local_path()).and_then(|(pages, image)| {
-            let second = block::Extent::between(pages.offset + block::Bytes(block::BLOCK_BYTES), pages.end());
-            ImageNote::new(&context.backends, image, &partition, second).map(Arc::new)
-        });
+        let image = match pages.zip(backend.local_path()) {
+            Some((pages, image)) => {
+                let second = block::Extent::between(pages.offset + block::Bytes(block::BLOCK_BYTES), pages.end());
+                ImageNote::new(&context.backends, image, &partition, second).await.map(Arc::new)
+            }
+            None => None,
+        };
         let is_as_left = match &image {
             Some(note) => note.is_as_left().await?,
             None => true,

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! After a crash a change within two seconds of the last one that was seen is taken for ours. Of block devices and exports nobody knows when
-//! they were changed.
+//! they were changed. An image that does not answer says nothing: nothing is noted, and at a start what is cached is not believed.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -95,8 +95,11 @@ pub(super) struct ImageNote {
 
 impl ImageNote {
     /// In `page` of `part`, of the file at `image`; none if nobody knows when that was changed.
-    pub(super) fn new(backends: &Arc<dyn Backends>, image: &Path, part: &Device, page: Extent) -> Option<Self> {
-        backends.image_state(image)?;
+    pub(super) async fn new(backends: &Arc<dyn Backends>, image: &Path, part: &Device, page: Extent) -> Option<Self> {
+        // One that does not answer may be a file.
+        if matches!(backends.image_state(image).await, Ok(None)) {
+            return None;
+        }
         let (backends, image, part) = (Arc::clone(backends), image.to_owned(), part.clone());
         Some(Self { backends, image, part, page, last: tokio::sync::Mutex::new(Some(None)) })
     }
@@ -104,14 +107,14 @@ impl ImageNote {
     /// Whether the image may be as it was left. A part without a note is an older version's: it says nothing.
     pub(super) async fn is_as_left(&self) -> Result<bool> {
         let read = self.part.read(self.page.offset, Buffer::unpooled(self.page.length.as_usize())).await?;
-        let (note, state) = (Note::decode(&read), self.backends.image_state(&self.image));
-        Ok(note.zip(state).is_none_or(|(note, state)| note.allows(&state)))
+        let Ok(state) = self.backends.image_state(&self.image).await else { return Ok(false) };
+        Ok(Note::decode(&read).zip(state).is_none_or(|(note, state)| note.allows(&state)))
     }
 
-    /// Notes how the image is, if that is anything new.
-    async fn look(&self) -> Result<()> {
+    /// Notes that the image was seen in `state`, if that is anything new.
+    async fn see(&self, state: ImageState) -> Result<()> {
         let mut last = self.last.lock().await;
-        let (Some(before), Some(state)) = (*last, self.backends.image_state(&self.image)) else { return Ok(()) };
+        let Some(before) = *last else { return Ok(()) };
         let note = Note { state, was_left: false };
         if before != Some(note) {
             self.write(note).await?;
@@ -123,7 +126,9 @@ impl ImageNote {
     /// Nobody writes to the image any more: notes how it is left, for good.
     pub(super) async fn leave(&self) -> Result<()> {
         let mut last = self.last.lock().await;
-        if let (Some(_), Some(state)) = (last.take(), self.backends.image_state(&self.image)) {
+        if last.take().is_some()
+            && let Some(state) = self.backends.image_state(&self.image).await?
+        {
             self.write(Note { state, was_left: true }).await?;
         }
         Ok(())
@@ -139,10 +144,18 @@ impl ImageNote {
         self.part.write(Mutation::data(self.page.offset, note.encode().freeze())).await
     }
 
-    /// Looks at the image until nobody has this any more.
+    /// Looks at the image until nobody has this any more. It keeps nobody from closing it, or from letting go of it, while it looks.
     pub(super) async fn watch(this: Weak<Self>, env: EnvRef) {
-        while let Some(note) = this.upgrade() {
-            if let Err(error) = note.look().await {
+        while let Some((backends, image)) = this.upgrade().map(|note| (Arc::clone(&note.backends), note.image.clone()))
+        {
+            let looked = backends.image_state(&image).await;
+            let Some(note) = this.upgrade() else { return };
+            let seen = match looked {
+                Ok(Some(state)) => note.see(state).await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = seen {
                 tracing::debug!(part = note.part.name(), error = error.chain(), "how an image is could not be noted");
             }
             drop(note);
