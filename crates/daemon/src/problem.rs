@@ -23,6 +23,9 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
     if let Some(tls) = TlsError::of(error) {
         return Error { message: format!("{what}: {}", error.chain()), ..of_tls(tls) };
     }
+    if let Some(record) = RecordError::of(error) {
+        return Error::new(ErrorCode::Io, format!("{what}: {}", error.chain())).with_hint(record.hint);
+    }
     if let Some(image) = ImageError::of(error) {
         return Error::new(ErrorCode::BackendUnusable, format!("{what}: {}", error.chain())).with_hint(of_image(image));
     }
@@ -48,6 +51,86 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
         _ => (ErrorCode::Internal, "see the daemon's log"),
     };
     Error::new(code, format!("{what}: {}", error.chain())).with_hint(hint)
+}
+
+/// It is not a store of a pool that is wrong, but the pool's record in the state directory: the store is as it was left.
+#[derive(Debug)]
+pub(crate) struct RecordError {
+    message: String,
+    /// What to do about it.
+    hint: &'static str,
+}
+
+impl RecordError {
+    /// What an error of opening a part of a pool says of the pool's record, if that is what it is about.
+    fn of(error: &block::Error) -> Option<&Self> {
+        let mut causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+        causes.find_map(|cause| cause.downcast_ref())
+    }
+
+    /// The record is not there, although a volume names it.
+    pub(crate) fn missing(message: String) -> block::Error {
+        let hint = "put back its record in the state directory and restart; its store is as it was left";
+        Self { message, hint }.about(ErrorKind::NotFound)
+    }
+
+    fn about(self, kind: ErrorKind) -> block::Error {
+        block::Error::new(kind, "the daemon's own record").with_source(self)
+    }
+}
+
+impl std::fmt::Display for RecordError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for RecordError {}
+
+/// An error of what a pool puts on record, told from those of its stores.
+pub(crate) fn of_record(error: block::Error) -> block::Error {
+    match error.kind() {
+        // The part is not on record.
+        ErrorKind::NotFound => error,
+        kind => {
+            let hint = "free some space in the state directory, or see to its file system; the store is as it was left";
+            RecordError { message: error.chain(), hint }.about(kind)
+        }
+    }
+}
+
+/// Why a layer cannot be opened that holds what the guest has written last; `what` says which one, and `lost` what to do
+/// about a store that is not there, or not as it was left.
+///
+/// Only `lost` may speak of giving up what the layer holds: with any other error that is there.
+pub(crate) fn of_holding(error: &block::Error, what: &str, lost: &str) -> Error {
+    let Error { message, hint, .. } = of_backend(error, what);
+    let is_lost = matches!(error.kind(), ErrorKind::Fenced | ErrorKind::NotFound | ErrorKind::Corrupt);
+    let hint = match error.kind() {
+        _ if RecordError::of(error).is_some() || TlsError::of(error).is_some() => hint.unwrap_or_default(),
+        _ if is_lost => return Error::new(ErrorCode::BackendUnusable, message).with_hint(lost),
+        kind => of_store(kind).to_owned(),
+    };
+    Error::new(ErrorCode::BackendUnusable, message).with_hint(format!("{hint}; it is tried again by itself"))
+}
+
+/// What to do about a store that is there, and cannot be opened.
+const fn of_store(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NoSpace => "free some space where its store is",
+        ErrorKind::ReadOnly => "let its store be written to",
+        ErrorKind::Busy => "stop the program that uses its store",
+        ErrorKind::PermissionDenied => {
+            "let the daemon's user read and write its store; look for AppArmor or SELinux denials with `journalctl -k`"
+        }
+        ErrorKind::NoDescriptors => DESCRIPTORS_HINT,
+        ErrorKind::Unsupported
+        | ErrorKind::Misaligned
+        | ErrorKind::TooLarge
+        | ErrorKind::OutOfRange
+        | ErrorKind::Invalid => "what is in the place of its store is not that store: put it back as it was left",
+        _ => "see whether its store answers, and look at the machine's log (`journalctl -k`)",
+    }
 }
 
 /// Why the journal at `path` of the volume `name` cannot be used.
@@ -223,6 +306,37 @@ pub(crate) fn of_vm(error: &vm::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_store_that_is_lost_has_a_hint_at_giving_up_what_it_holds() {
+        let hint = |error: block::Error| of_holding(&error, "the cache c", "give it up").hint.unwrap_or_default();
+        for kind in [ErrorKind::Fenced, ErrorKind::NotFound, ErrorKind::Corrupt] {
+            assert_eq!(hint(block::Error::new(kind, "why")), "give it up", "{kind}");
+        }
+        for kind in [
+            ErrorKind::NoSpace,
+            ErrorKind::ReadOnly,
+            ErrorKind::Busy,
+            ErrorKind::PermissionDenied,
+            ErrorKind::NoDescriptors,
+            ErrorKind::Invalid,
+            ErrorKind::TimedOut,
+            ErrorKind::Disconnected,
+            ErrorKind::Io,
+        ] {
+            let said = hint(block::Error::new(kind, "why"));
+            assert!(!said.contains("give it up") && said.ends_with("it is tried again by itself"), "{kind}: {said}");
+        }
+        for error in [
+            of_record(block::Error::new(ErrorKind::Io, "writing c.json: no space left")),
+            RecordError::missing("there is no cache c".to_owned()),
+        ] {
+            let told = of_holding(&error.wrap("opening it"), "the cache c", "give it up");
+            assert!(told.hint.is_some_and(|hint| hint.contains("state directory")), "{}", told.message);
+        }
+        let gone = of_record(block::Error::new(ErrorKind::NotFound, "no part"));
+        assert_eq!(hint(gone), "give it up", "the part is not on record");
+    }
 
     #[test]
     fn what_keeps_a_journal_from_being_read_has_a_hint_of_its_own() {

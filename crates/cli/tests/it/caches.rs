@@ -362,6 +362,36 @@ fn what_was_on_flash_that_is_lost_can_be_given_up() {
 }
 
 #[test]
+fn a_state_directory_that_is_full_leads_nobody_to_give_up_what_the_flash_holds() {
+    let (mut world, memory) = (World::without_daemon(), memory());
+    let state = Mount::tmpfs(&world.path("state"), "8m");
+    world.start();
+    make_cache(&world, memory.path());
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    add_cache(&world, "write-back");
+    write(&uri, 1, "0 64k");
+    world.kill();
+    // It takes as much of this as there is room for.
+    let rest = state.path.join("rest");
+    assert!(std::fs::write(&rest, vec![1; 16 << 20]).is_err(), "there is room left");
+    world.start();
+    let shown = world.json(&["volume", "show", "x"]);
+    assert_eq!(shown["state"], "down", "{shown}");
+    let problem = shown["problem"].to_string();
+    assert!(problem.contains("state directory") && problem.contains("tried again"), "{problem}");
+    assert!(!problem.contains("discard"), "{problem}");
+    std::fs::remove_file(&rest).expect("removed");
+    let start = Instant::now();
+    while world.json(&["volume", "show", "x"])["state"] != "serving" {
+        assert!(start.elapsed() < HANG, "it does not come back\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    reads(&uri, 1, "0 64k");
+    world.kill();
+}
+
+#[test]
 fn a_guest_goes_on_when_the_flash_is_full() {
     let mut world = World::new();
     let mount = Mount::tmpfs(&world.path("flash"), "24m");

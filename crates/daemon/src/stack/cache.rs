@@ -27,7 +27,7 @@ use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_
 use crate::journal::VolumeJournal;
 use crate::overlays::OverlayContext;
 use crate::pools::{PartStores, Renewal};
-use crate::problem::{Result, of_backend};
+use crate::problem::{RecordError, Result, of_backend, of_holding, of_record};
 use crate::volume::Volume;
 
 /// A cache in its place.
@@ -100,9 +100,9 @@ impl StackedCache {
         }
         if let Some(pages) = pages {
             // From here on no older copy of the store is believed.
-            let generation = pool.begin_generation(layer.id)?;
+            let generation = pool.begin_generation(layer.id).map_err(of_record)?;
             pool.stamp((layer.id, generation), 0, &partition, pages).await?;
-            pool.end_generation(layer.id, generation)?;
+            pool.end_generation(layer.id, generation).map_err(of_record)?;
         }
         let stores = PartStores::Only(partition.clone());
         let renewal = pages.map(|pages| Arc::new(Renewal::new(pool, layer.id, pages, stores)));
@@ -204,7 +204,7 @@ impl StackedCache {
 
 fn pool(cache: &CacheLayer, context: &OverlayContext) -> block::Result<Arc<CachePool>> {
     let pool = context.caches.get(&cache.cache);
-    pool.map_err(|error| block::Error::new(block::ErrorKind::NotFound, error.message))
+    pool.map_err(|error| RecordError::missing(error.message))
 }
 
 /// Under which the partition of `layer` is believed.
@@ -238,7 +238,7 @@ pub(super) async fn make_header(
         Cache::create(&partition, &header).await?;
         let Some(pages) = header.owner_pages() else { return Ok(()) };
         // An earlier one of this layer counts no more.
-        let generation = pool.begin_generation(layer.id)?;
+        let generation = pool.begin_generation(layer.id).map_err(of_record)?;
         pool.stamp((layer.id, generation), 0, &partition, pages).await
     };
     made.await.map_err(failed)
@@ -283,13 +283,12 @@ pub(crate) async fn open_cache(
     match opened {
         Ok(stacked) => Ok(FoundCache { stacked: Some(stacked), problem: None, trust }),
         Err(error) if layer.may_hold() => {
-            let message = of_backend(&error, &format!("the cache {}", cache.cache)).message;
-            Err(Error::new(ErrorCode::BackendUnusable, message)
-                .with_hint(format!(
-                    "it holds what the guest has written last: put its store back as it was left, which is looked for again and again; if \
-                     it is lost for good, `transhume volume layer rm {} cache --discard-dirty`",
-                    journal.document().name
-                )))
+            let lost = format!(
+                "it holds what the guest has written last: put its store back as it was left, which is looked for again and again; if \
+                 it is lost for good, `transhume volume layer rm {} cache --discard-dirty`",
+                journal.document().name
+            );
+            Err(of_holding(&error, &format!("the cache {}", cache.cache), &lost))
         }
         Err(error) => {
             let problem = of_backend(&error, &format!("the cache {}", cache.cache)).message;

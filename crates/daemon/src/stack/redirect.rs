@@ -16,7 +16,7 @@ use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerState, RedirectLayer};
 use crate::overlays::OverlayContext;
 use crate::pools::{PartStores, Renewal};
-use crate::problem::{Result, of_backend};
+use crate::problem::{Result, of_backend, of_holding};
 use crate::surrogates::{Surrogate, SurrogateKind, SurrogatePart};
 use crate::volume::Volume;
 
@@ -68,19 +68,17 @@ impl StackedRedirect {
             }
             Ok((opened, pair, renewal.map(Arc::new)))
         };
-        let (opened, pair, renewal) = opened.await.map_err(|error| {
-            Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
-                .with_hint(match surrogate.is_sole() {
-                    true => {
-                        "the surrogate holds what the guest has written last: put its store back as it was, which is looked for again \
-                         and again; if it is lost for good, `transhume volume layer rm VOLUME surrogate --discard-dirty`"
-                    }
-                    false => {
-                        "the surrogate holds what the guest has written last: put one of its stores back as it was left, which is \
-                         looked for again and again; the other one is repaired from it afterwards (`transhume surrogate repair`)"
-                    }
-                })
-        })?;
+        let lost = match surrogate.is_sole() {
+            true => {
+                "the surrogate holds what the guest has written last: put its store back as it was, which is looked for again and again; \
+                 if it is lost for good, `transhume volume layer rm VOLUME surrogate --discard-dirty`"
+            }
+            false => {
+                "the surrogate holds what the guest has written last: put one of its stores back as it was left, which is looked for \
+                 again and again; the other one is repaired from it afterwards (`transhume surrogate repair`)"
+            }
+        };
+        let (opened, pair, renewal) = opened.await.map_err(|error| of_holding(&error, "the surrogate's part", lost))?;
         if layer.state == LayerState::Draining {
             opened.begin_drain().await;
         }

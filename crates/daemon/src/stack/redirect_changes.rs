@@ -249,10 +249,8 @@ impl Daemon {
         }
         if volume.require_up().is_err() {
             let message = format!("{name} is down, and its surrogate holds what its backend lacks");
-            return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
-                "put the stores of the surrogate back and restart; if they are lost for good, add --discard-dirty: \
-                 {name} is older in places then"
-            )));
+            return Err(Error::new(ErrorCode::WrongState, message)
+                .with_hint(format!("`transhume volume show {name}` says why, and what to do")));
         }
         let id = layer.id;
         let stored = volume.journal.update(|document| {

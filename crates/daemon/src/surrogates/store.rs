@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::Surrogate;
 use crate::location::Location;
-use crate::problem::Result;
+use crate::problem::{Result, of_record};
 use crate::reject_all::reject_all;
 
 impl Surrogate {
@@ -199,7 +199,7 @@ impl Members<'_> {
         if self.lost.is_some() || !self.known.iter().any(|member| matches!(member, Some(Ok(_)))) {
             return Err(error);
         }
-        self.surrogate.lost_member(self.layer).note(number, &error).await?;
+        self.surrogate.lost_member(self.layer).note(number, &error).await.map_err(of_record)?;
         self.lost = Some(number);
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Members<'_> {
             return Err(Error::new(ErrorKind::Internal, "a surrogate without stores"));
         };
         let Some(pages) = header.owner_pages() else { return Ok(header) };
-        let generation = self.surrogate.begin_generation(self.layer)?;
+        let generation = self.surrogate.begin_generation(self.layer).map_err(of_record)?;
         for number in 0..self.known.len() {
             let Some(Ok(member)) = &self.known[number] else { continue };
             let stamped = self.surrogate.stamp((self.layer, generation), number, &member.device, pages).await;
@@ -220,7 +220,7 @@ impl Members<'_> {
                 self.lose_unfit().await?;
             }
         }
-        self.surrogate.end_generation(self.layer, generation)?;
+        self.surrogate.end_generation(self.layer, generation).map_err(of_record)?;
         Ok(header)
     }
 }
