@@ -425,7 +425,7 @@ impl Daemon {
     /// Stops serving a volume that nobody uses.
     pub(crate) async fn detach(self: &Arc<Self>, name: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
         if document.adoption.is_some() {
             let message = format!("{name} is the disk of a running VM");

@@ -9,14 +9,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, VolumeState};
 use block::{BufferPool, Bytes, Device, Quiesced, Slot};
-use env::EnvRef;
+use env::{Env, EnvRef};
 use filters::MeterState;
 use nbd::NbdUri;
 use nbd::server::Export;
 use parking_lot::Mutex;
+use tokio::sync::MutexGuard;
 
 use crate::document::{AdoptionDirection, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::gauge::Gauge;
@@ -30,13 +32,17 @@ use crate::reject_all::reject_all;
 use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, handed_over, size_on_record};
 use crate::stack::{Stack, StackedCache, VolumeArrival};
 
+/// How long a request waits for what is under way with its volume. After that nobody may be there any more who wants it.
+const OPERATION_LIMIT: Duration = Duration::from_secs(5);
+
 /// A volume.
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) journal: Arc<VolumeJournal>,
     pub(crate) meter: MeterState,
     pub(crate) gauge: Gauge,
-    /// One thing that changes the volume at a time: a move being started, a detach, an adoption.
+    /// One thing that changes the volume at a time: a move being started, a detach, an adoption. The daemon's own tasks wait
+    /// for it as long as it takes; a request begins with `begin_operation`.
     pub(crate) operation: tokio::sync::Mutex<()>,
     live: Mutex<Option<Live>>,
     job: Mutex<Option<Arc<JobHandle>>>,
@@ -99,7 +105,7 @@ impl Volume {
     }
 
     /// How its backends are opened.
-    pub(crate) fn open_options(&self, lock_wait: std::time::Duration) -> BackendOpenOptions {
+    pub(crate) fn open_options(&self, lock_wait: Duration) -> BackendOpenOptions {
         let document = self.document();
         let size_advertised = document.room_to_grow().map(Bytes);
         let qemu = match document.adoption.as_ref().map(|adoption| adoption.direction) {
@@ -346,6 +352,27 @@ impl Volume {
     /// What was wrong is right again.
     pub(crate) fn forget_problem(&self) {
         *self.problem.lock() = None;
+    }
+
+    /// Begins what a request asks for, once nothing else that changes the volume is under way.
+    ///
+    /// # Errors
+    /// Something else is for too long. Nothing has changed then, and nothing will.
+    pub(crate) async fn begin_operation(&self, env: &dyn Env) -> Result<MutexGuard<'_, ()>> {
+        let begun = env::timeout(env, OPERATION_LIMIT, self.operation.lock()).await;
+        begun.ok_or_else(|| self.held_up())
+    }
+
+    /// That something else is under way with it, which does not end.
+    fn held_up(&self) -> Error {
+        let name = &self.name;
+        let is_there = self.slot().is_some() || self.incoming.lock().is_some();
+        if is_there {
+            return Error::new(ErrorCode::Busy, format!("another operation on {name} is under way"))
+                .with_hint("nothing was changed; try again when it is over");
+        }
+        Error::new(ErrorCode::Busy, format!("{name} is being brought up, and what holds it does not answer"))
+            .with_hint("nothing was changed; see whether its file system or its server is there, and try again")
     }
 
     /// Refuses what needs a volume that is up.

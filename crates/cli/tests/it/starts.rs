@@ -98,6 +98,26 @@ fn a_file_system_that_hangs_delays_only_the_volume_that_lies_on_it() {
     world.kill();
 }
 
+#[test]
+fn what_is_asked_of_a_volume_that_hangs_at_a_start_is_refused_and_never_carried_out() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 1 << 20, 65536);
+    let fused = Fused::over(&image, &world.path("fused.img"));
+    world.attach("x", &fused.file);
+    world.kill();
+    signal(&fused.server, Signal::STOP);
+    world.start();
+    world.refused(&["volume", "detach", "x"], 7, "does not answer");
+    world.refused(&["volume", "layer", "add", "x", "throttle", "--iops", "9"], 7, "does not answer");
+    signal(&fused.server, Signal::CONT);
+    wait_until("it does not come back", || world.json(&["volume", "show", "x"])["state"] == "serving");
+    std::thread::sleep(Duration::from_secs(1));
+    let shown = world.json(&["volume", "show", "x"]);
+    assert!(shown["state"] == "serving" && !shown.to_string().contains("throttle"), "{shown}");
+    world.json(&["volume", "detach", "x"]);
+    world.kill();
+}
+
 /// Runs what must answer although something hangs.
 fn answers(command: &mut Command, limit: Duration) {
     let start = Instant::now();

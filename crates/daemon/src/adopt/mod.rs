@@ -126,7 +126,13 @@ impl Daemon {
     /// Gives a disk back to its VM. When this fails, it stays adopted.
     pub(crate) async fn release(self: &Arc<Self>, name: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
+        self.release_alone(&volume).await
+    }
+
+    /// The same of a volume with which nothing else is under way.
+    pub(crate) async fn release_alone(self: &Arc<Self>, volume: &Arc<Volume>) -> Result<v1::Volume> {
+        let name = &volume.name;
         let document = volume.document();
         let Some(adoption) = &document.adoption else {
             let message = format!("{name} was not adopted from a VM");
@@ -139,43 +145,43 @@ impl Daemon {
         crate::daemon::refuse_cached(&document)?;
         let shown = volume.show();
         if volume.slot().is_none() {
-            self.release_down(&volume, adoption).await?;
-            self.remove_volume(&volume).await?;
+            self.release_down(volume, adoption).await?;
+            self.remove_volume(volume).await?;
             self.let_go_elsewhere(&document).await;
             return Ok(shown);
         }
-        let vm = match self.reach_adopted(&volume, adoption).await? {
+        let vm = match self.reach_adopted(volume, adoption).await? {
             Reached::Adopted(vm) => vm,
             // A VM that has gone has nothing to be given back to.
             Reached::Successor(_) | Reached::Nobody => {
-                self.remove_volume(&volume).await?;
+                self.remove_volume(volume).await?;
                 self.let_go_elsewhere(&document).await;
                 return Ok(shown);
             }
         };
         let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
-        require_name(&volume)?;
-        force_reconnect(&volume, &vm, adoption).await;
-        self.uncover(&volume, adoption, &vm).await?;
+        require_name(volume)?;
+        force_reconnect(volume, &vm, adoption).await;
+        self.uncover(volume, adoption, &vm).await?;
         let is_block_device = volume.with_backend(|open_backend| open_backend.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
         let guest_runs = vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running;
         let plan = Plan::release(&adoption.plan.disk, image.path(), Some(driver), guest_runs);
-        set_state(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
-        let mut surroundings = VolumeSurroundings::new(&volume);
+        set_state(volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
+        let mut surroundings = VolumeSurroundings::new(volume);
         let stopped_for = match vm::release(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => stopped_for,
             Err(error) => {
                 if error.leaves_doubt() {
-                    self.settle_later(&volume);
+                    self.settle_later(volume);
                 } else {
-                    set_state(&volume, AdoptionDirection::Adopted, None).await?;
+                    set_state(volume, AdoptionDirection::Adopted, None).await?;
                 }
                 return Err(of_vm(&error));
             }
         };
         self.remember(&plan);
-        self.drop_volume(&volume).await?;
+        self.drop_volume(volume).await?;
         Ok(self.with_stop(shown, stopped_for))
     }
 

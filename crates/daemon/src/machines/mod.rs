@@ -69,8 +69,10 @@ mod tending;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
+use env::Env;
 use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, OnOpened, PeerName, Receiver};
 use parking_lot::{Mutex, RwLock};
@@ -92,6 +94,9 @@ pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub(crate) use host_stores::HostStores;
 pub(crate) use restart::recover;
+
+/// How long a request waits for what is under way with its machine: to give disks back to a QEMU takes some seconds.
+const OPERATION_LIMIT: Duration = Duration::from_secs(30);
 
 /// All machines.
 #[derive(Default)]
@@ -172,6 +177,18 @@ impl Machine {
 
     pub(crate) fn document(&self) -> MachineDocument {
         self.document.lock().clone()
+    }
+
+    /// Begins what a request asks for, once nothing else that changes the machine is under way.
+    ///
+    /// # Errors
+    /// Something else is for too long. Nothing has changed then, and nothing will.
+    async fn begin_operation(&self, env: &dyn Env) -> Result<tokio::sync::MutexGuard<'_, ()>> {
+        let begun = env::timeout(env, OPERATION_LIMIT, self.operation.lock()).await;
+        begun.ok_or_else(|| {
+            Error::new(ErrorCode::Busy, format!("another operation on the VM {} is under way", self.name))
+                .with_hint("nothing was changed; try again when it is over")
+        })
     }
 
     /// Where it is, as far as is on record.
@@ -308,7 +325,7 @@ impl Daemon {
     /// Forgets a machine. What runs goes on.
     pub(crate) async fn remove_machine(self: &Arc<Self>, name: &str) -> Result<Vm> {
         let machine = self.machine(name)?;
-        let _operation = machine.operation.lock().await;
+        let _operation = machine.begin_operation(&*self.env).await?;
         let shown = self.show_machine(&machine).await;
         let document = machine.document();
         if document.outgoing.is_some() {

@@ -175,7 +175,7 @@ impl Daemon {
         request: VmMoveRequest,
     ) -> Result<VmMove> {
         let machine = self.machine(name)?;
-        let _operation = machine.operation.lock().await;
+        let _operation = machine.begin_operation(&*self.env).await?;
         let document = machine.document();
         refuse_absent(&document)?;
         if machine.outgoing().is_some() || document.outgoing.is_some() {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, Vm};
+use tokio::sync::MutexGuard;
 use vm::{AdoptionRequest, ArrivedImage, ExportAddress};
 
 use super::Machine;
@@ -23,11 +24,21 @@ use crate::daemon::{Daemon, refuse_cached, refuse_holding};
 use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::location::require_local;
 use crate::problem::{Result, invalid, of_backend};
+use crate::volume::Volume;
 
 /// What tells the user how to go on.
 const COMMAND: &str = "transhume vm release";
 /// How often it is looked whether the other host has let go of all disks.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Who wants the disks of a machine given back.
+#[derive(Clone, Copy)]
+enum Asking {
+    /// A user, who does not wait for ever.
+    User,
+    /// The daemon itself, for which that is as good later.
+    Daemon,
+}
 
 impl Daemon {
     /// Gives all disks of a machine back to its QEMU that go through this daemon.
@@ -37,9 +48,9 @@ impl Daemon {
     pub(crate) async fn release_machine(self: &Arc<Self>, name: &str) -> Result<Vm> {
         let machine = self.machine(name)?;
         {
-            let _operation = machine.operation.lock().await;
+            let _operation = machine.begin_operation(&*self.env).await?;
             refuse_under_way(&machine.document())?;
-            self.release_disks(&machine).await?;
+            self.release_disks(&machine, Asking::User).await?;
         }
         self.machine_shown(name).await
     }
@@ -63,7 +74,7 @@ impl Daemon {
         let released = match refuse_under_way(&machine.document()) {
             // Whoever moves it on decides anew.
             Err(_) => Ok(()),
-            Ok(()) => self.release_disks(machine).await,
+            Ok(()) => self.release_disks(machine, Asking::Daemon).await,
         };
         if let Err(error) = &released {
             tracing::warn!(vm = machine.name, %error, "a disk of a VM that has come stays a volume of this daemon");
@@ -80,10 +91,10 @@ impl Daemon {
         document.following.is_none() && document.arrived.is_none() && !document.disks.iter().any(comes)
     }
 
-    async fn release_disks(self: &Arc<Self>, machine: &Machine) -> Result<()> {
+    async fn release_disks(self: &Arc<Self>, machine: &Machine, asking: Asking) -> Result<()> {
         let mut outcome = Ok(());
         for disk in machine.document().disks {
-            match self.take_for_adopted(machine, &disk).await {
+            match self.take_for_adopted(machine, &disk, asking).await {
                 Ok(()) => {
                     self.update_machine(machine, |document| {
                         document.disks.retain(|known| known.volume != disk.volume)
@@ -93,15 +104,27 @@ impl Daemon {
             }
         }
         for volume in self.adopted_from(&machine.document().monitor) {
-            outcome = outcome.and(self.release(&volume.name).await.map(drop));
+            let released = match self.begin_with(&volume, asking).await {
+                Ok(_operation) => self.release_alone(&volume).await.map(drop),
+                Err(error) => Err(error),
+            };
+            outcome = outcome.and(released);
         }
         outcome
     }
 
+    /// Waits until nothing else is under way with `volume`.
+    async fn begin_with<'a>(&self, volume: &'a Volume, asking: Asking) -> Result<MutexGuard<'a, ()>> {
+        match asking {
+            Asking::User => volume.begin_operation(&*self.env).await,
+            Asking::Daemon => Ok(volume.operation.lock().await),
+        }
+    }
+
     /// A disk that its QEMU was started on through this daemon is one that was adopted, from here on.
-    async fn take_for_adopted(&self, machine: &Machine, disk: &MachineDisk) -> Result<()> {
+    async fn take_for_adopted(&self, machine: &Machine, disk: &MachineDisk, asking: Asking) -> Result<()> {
         let volume = self.volume(&disk.volume)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = self.begin_with(&volume, asking).await?;
         let document = volume.document();
         if document.adoption.is_some() {
             return Ok(());

@@ -31,7 +31,7 @@ impl Daemon {
     /// Says what both hosts have on record of a volume, and does what was decided.
     pub(crate) async fn resolve(self: &Arc<Self>, name: &str, request: ResolveRequest) -> Result<Resolution> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
         if let (Location::Local(_), Some(incoming)) = (&document.backend, &document.incoming) {
             return self.resolve_incoming(&volume, incoming, request.decision).await;

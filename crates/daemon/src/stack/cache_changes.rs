@@ -149,7 +149,7 @@ impl Daemon {
     /// Puts a cache into the path of a volume's guest.
     pub(super) async fn add_cache(self: &Arc<Self>, name: &str, asked: Asked) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         volume.require_up()?;
         let document = volume.document();
         check_cacheable(&volume, &document)?;
@@ -219,7 +219,7 @@ impl Daemon {
     /// Changes a layer of a volume while its guest works; `layer` is its identity or its kind.
     pub(crate) async fn change_layer(&self, name: &str, layer: &str, asked: LayerChangeRequest) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
         let (found, cache) = find_cache(&document, layer)?;
         if asked.mode.is_none() && asked.size_bytes.is_none() {
@@ -285,7 +285,7 @@ impl Daemon {
     pub(super) async fn discard_cache(&self, name: &str, layer: &str) -> Result<v1::Volume> {
         const HINT: &str = "stop the guest first: it would find older bytes than it has written";
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
         let (found, _) = find_cache(&document, layer)?;
         let id = found.id;
@@ -324,6 +324,7 @@ impl Daemon {
                 Some(stacked) => {
                     // As long as it takes: others may change the volume meanwhile.
                     let drained = stacked.cache.drain().await;
+                    // As long as that takes, too: what the drain has changed is taken back.
                     let _operation = volume.operation.lock().await;
                     let staying = layer_of(&volume.document()).filter(|(layer, _)| layer.state != LayerState::Draining);
                     // Nothing becomes dirty while it is drained: from here on that goes on as it is on record.

@@ -26,7 +26,7 @@ impl Daemon {
     /// restart.
     pub(crate) async fn remove_snapshot(self: &Arc<Self>, name: &str, snapshot: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         volume.require_up()?;
         let document = volume.document();
         check_changeable(&volume, &document)?;

@@ -92,7 +92,7 @@ impl Daemon {
     /// Has a surrogate serve the guest of a volume from now on.
     pub(super) async fn add_redirect(self: &Arc<Self>, name: &str, asked: AskedRedirect) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         volume.require_up()?;
         volume.refuse_moving()?;
         let document = volume.document();

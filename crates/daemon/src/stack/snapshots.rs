@@ -149,7 +149,7 @@ impl Daemon {
     /// Takes a snapshot: from here on what is written goes to an overlay.
     pub(crate) async fn add_snapshot(self: &Arc<Self>, name: &str, request: SnapshotRequest) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let slot = volume.require_up()?;
         let document = volume.document();
         check_changeable(&volume, &document)?;
@@ -206,7 +206,7 @@ impl Daemon {
     /// Throws away what was written since a snapshot was taken. The snapshot stays; newer ones go, if that is asked for.
     pub(crate) async fn revert(self: &Arc<Self>, name: &str, request: RevertRequest) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let slot = volume.require_up()?;
         let document = volume.document();
         check_changeable(&volume, &document)?;

@@ -133,7 +133,7 @@ impl Daemon {
             ));
         }
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let id = random_uuid(&*self.env);
         let new_volume_id = random_uuid(&*self.env);
         let stored = volume.journal.update(|document| {
@@ -156,7 +156,7 @@ impl Daemon {
     pub(crate) async fn discard_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
         {
-            let _operation = volume.operation.lock().await;
+            let _operation = volume.begin_operation(&*self.env).await?;
             let document = volume.document();
             if let Some((found, _)) = document.redirect_layer().filter(|(found, _)| is_meant(found, layer)) {
                 Box::pin(self.discard_redirect(&volume, found.id)).await?;
@@ -170,7 +170,7 @@ impl Daemon {
     /// has returned.
     pub(crate) async fn remove_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
         let Some(found) = document.layers.iter().find(|found| is_meant(found, layer)) else {
             return Err(Error::new(ErrorCode::NotFound, format!("{name} has no layer {layer}"))
