@@ -38,7 +38,7 @@ use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::pools::PoolContext;
 use crate::problem::{Result, no_volume, of_backend};
 use crate::remote::{AbortedJobs, PendingNotice};
-use crate::stack::open_layer_files;
+use crate::stack::{LentParts, open_layer_files};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
 use crate::volume::{Volume, parse_export};
@@ -103,8 +103,8 @@ pub(crate) struct Daemon {
     pub(crate) surrogates: Arc<Surrogates>,
     /// Stores on flash in which blocks of volumes are kept.
     pub(crate) caches: Arc<Caches>,
-    /// Parts of caches, by their layers, that are being copied to other hosts: they are given back afterwards.
-    pub(crate) lent_parts: parking_lot::Mutex<BTreeSet<Uuid>>,
+    /// Parts of caches, by their layers, that are being copied to other hosts, or opened: they are given back afterwards.
+    pub(crate) lent_parts: LentParts,
     /// Volumes of other hosts that are stores here, and those of this host that are stores there.
     pub(crate) host_stores: HostStores,
     /// The heads of rotating disks by the kernel's names of these.
@@ -168,7 +168,7 @@ impl Daemon {
             notices: parking_lot::Mutex::default(),
             hurrying: parking_lot::Mutex::default(),
             foreign: parking_lot::Mutex::default(),
-            lent_parts: parking_lot::Mutex::default(),
+            lent_parts: LentParts::default(),
             heads: parking_lot::Mutex::default(),
             host_stores: HostStores::default(),
             notifiers: parking_lot::Mutex::default(),
@@ -201,6 +201,7 @@ impl Daemon {
             backends: Arc::clone(&self.backends),
             surrogates: Arc::clone(&self.surrogates),
             caches: Arc::clone(&self.caches),
+            lent_parts: self.lent_parts.clone(),
             env: Arc::clone(&self.env),
             boot: self.boot,
         }
@@ -526,7 +527,7 @@ impl Daemon {
         document
             .layers_named()
             .filter(|layer| layer.cache().is_some())
-            .for_each(|layer| self.caches.give_back(layer.id));
+            .for_each(|layer| self.lent_parts.give_back(&self.caches, &self.env, layer.id));
         Ok(shown)
     }
 

@@ -25,6 +25,7 @@ use crate::location::Location;
 use crate::open_backend::BackendOpenOptions;
 use crate::platform::{Backends, FreeSpace, OverlayBackends, OverlayOpening};
 use crate::problem::{Result, of_backend, of_state};
+use crate::stack::LentParts;
 use crate::surrogates::Surrogates;
 use crate::volume::Volume;
 
@@ -44,6 +45,8 @@ pub(crate) struct OverlayContext {
     pub(crate) surrogates: Arc<Surrogates>,
     /// Where the parts of caches are.
     pub(crate) caches: Arc<Caches>,
+    /// Which of those somebody works at who is no volume.
+    pub(crate) lent_parts: LentParts,
     /// Clock, tasks and randomness.
     pub(crate) env: EnvRef,
     /// This boot of the machine.

@@ -30,6 +30,7 @@ use crate::platform::{Backends, Network, RealBackends, boot_identity};
 use crate::pools::PoolContext;
 use crate::problem::{Result, may_pass, no_volume, of_backend, of_journal, of_state};
 use crate::run::{DRAIN_LIMIT, FLUSH_LIMIT};
+use crate::stack::LentParts;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
 use crate::volume::Volume;
@@ -170,6 +171,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         backends: Arc::clone(&backends),
         surrogates: Arc::new(Surrogates::load(&pools)?),
         caches: Arc::new(Caches::load(&pools)?),
+        lent_parts: LentParts::default(),
         env: Arc::clone(&env),
         boot: boot_identity()?,
     };

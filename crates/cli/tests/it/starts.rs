@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::cached::cached;
 use crate::support::{HANG, World, same, signal, target, tool, wait};
 use rustix::process::Signal;
 
@@ -115,6 +116,52 @@ fn what_is_asked_of_a_volume_that_hangs_at_a_start_is_refused_and_never_carried_
     let shown = world.json(&["volume", "show", "x"]);
     assert!(shown["state"] == "serving" && !shown.to_string().contains("throttle"), "{shown}");
     world.json(&["volume", "detach", "x"]);
+    world.kill();
+}
+
+#[test]
+fn flash_that_hangs_at_a_start_keeps_no_guest_from_a_volume_of_which_it_holds_nothing() {
+    let mut world = World::new();
+    let (image, flash) = (world.image("disk.img", 4 << 20, 65536), world.image("flash.img", 32 << 20, 1 << 20));
+    let fused = Fused::over(&flash, &world.path("fused.img"));
+    world.json(&["cache", "create", "ssd", "--store", &target(&fused.file)]);
+    let uri = world.attach("x", &image);
+    world.json(&["volume", "layer", "add", "x", "cache", "--cache", "ssd", "--size", "8MiB"]);
+    let ask = |words: &str| {
+        let said = tool("qemu-io", &["-f", "raw", "-c", words, "-c", "flush", &uri]);
+        assert!(!said.contains("verification failed"), "{words}: {said}");
+    };
+    let parts = |world: &World| world.json(&["cache", "show", "ssd"])["partitions"].as_array().map_or(0, Vec::len);
+    let hangs_at_a_start = |world: &mut World| {
+        world.kill();
+        signal(&fused.server, Signal::STOP);
+        world.start();
+        wait_until("it waits for its flash", || world.json(&["volume", "show", "x"])["state"] == "serving");
+        let without = cached(world);
+        assert_eq!(without["open"], false, "{without}");
+        assert!(without["problem"].to_string().contains("has not answered"), "{without}");
+    };
+    ask("write -P 1 0 1M");
+    ask("read -P 1 0 1M");
+    hangs_at_a_start(&mut world);
+    ask("read -P 1 0 1M");
+    ask("write -P 2 0 512k");
+    // The opening goes on where it was, and nobody believes what it has opened.
+    signal(&fused.server, Signal::CONT);
+    std::thread::sleep(Duration::from_secs(1));
+    ask("read -P 2 0 512k");
+    world.kill();
+    world.start();
+    assert_eq!(cached(&world)["open"], true, "{}", world.log());
+    ask("read -P 2 0 512k");
+    ask("read -P 1 512k 512k");
+    // Its place is another layer's only once the opening has ended.
+    hangs_at_a_start(&mut world);
+    world.json(&["volume", "layer", "rm", "x", "cache"]);
+    assert_eq!(parts(&world), 1, "the opening may still write there");
+    signal(&fused.server, Signal::CONT);
+    wait_until("its part is not given back", || parts(&world) == 0);
+    ask("read -P 2 0 512k");
     world.kill();
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | on record | what is in the partition | if it cannot be opened |
 //! |---|---|---|
-//! | clean | blocks that the backend has, too | the volume comes up without it; on record first: nothing of it is believed later |
+//! | clean | blocks that the backend has, too | the volume comes up without it, after 10 s at the latest; on record first: nothing of it is believed later |
 //! | may-hold, draining | blocks that only it has | the volume stays down |
 //! | trust `dirty` | what it only caches is not believed: its flash has failed, or the volume was in use without it | as above |
 //! | trust `gone` | nothing: it is about to be out of the guest's path, or is | it is not tried |
@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use super::Stack;
 use super::image_note::ImageNote;
+use super::lent_parts::open_in_time;
 use crate::caches::{CacheKind, CachePool, to_api_mode, to_api_policy};
 use crate::daemon::Daemon;
 use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_uuid};
@@ -28,6 +29,7 @@ use crate::journal::VolumeJournal;
 use crate::overlays::OverlayContext;
 use crate::pools::{PartStores, Renewal};
 use crate::problem::{RecordError, Result, of_backend, of_holding, of_record};
+use crate::remote::handed_over;
 use crate::volume::Volume;
 
 /// A cache in its place.
@@ -244,7 +246,31 @@ pub(super) async fn make_header(
     made.await.map_err(failed)
 }
 
-/// Opens the cache among `layers`, if there is one, over `base`.
+/// Opens the cache of `layer` over `base` as it is on record, and gives what must be on record of it then, if that is something else.
+async fn open_as_on_record(
+    base: Device,
+    layer: LayerDocument,
+    cache: CacheLayer,
+    journal: Arc<VolumeJournal>,
+    context: OverlayContext,
+) -> block::Result<(StackedCache, Option<CacheTrust>)> {
+    let (believed, trust) = match (cache.trust, layer.state) {
+        (CacheTrust::Dirty, LayerState::Clean) => {
+            // The backend has everything: it begins anew.
+            let whole = CacheLayer { trust: CacheTrust::Whole, ..cache };
+            let made = make_header(&base, &layer, &whole, &journal, &context).await;
+            made.map_err(|error| block::Error::new(block::ErrorKind::Io, error.message))?;
+            (whole, Some(CacheTrust::Whole))
+        }
+        // What it only cached has been forgotten when this returns.
+        (CacheTrust::Dirty, LayerState::MayHold | LayerState::Draining) => (cache, Some(CacheTrust::Whole)),
+        (CacheTrust::Whole | CacheTrust::Gone, _) => (cache, None),
+    };
+    let stacked = StackedCache::open(base, &layer, &believed, &journal, &context).await?;
+    Ok((stacked, trust))
+}
+
+/// Opens the cache among `layers`, if there is one, over `base`. One that holds nothing is waited for a while only.
 ///
 /// # Errors
 /// It cannot be opened, and may hold what the backend lacks.
@@ -257,31 +283,27 @@ pub(crate) async fn open_cache(
     let Some((layer, cache)) = layers.iter().find_map(|layer| Some((layer, layer.cache()?))) else {
         return Ok(FoundCache::default());
     };
-    let open = |cache: &CacheLayer| {
-        let cache = cache.clone();
-        async move { StackedCache::open(base.clone(), layer, &cache, journal, context).await }
+    if cache.trust == CacheTrust::Gone {
+        let problem = Some("it is being taken out".to_owned());
+        return Ok(FoundCache { problem, ..FoundCache::default() });
+    }
+    let opening_over = |base: Device| {
+        Box::pin(open_as_on_record(base, layer.clone(), cache.clone(), Arc::clone(journal), context.clone()))
     };
-    let (opened, trust) = match (cache.trust, layer.state) {
-        (CacheTrust::Gone, _) => {
-            let problem = Some("it is being taken out".to_owned());
-            return Ok(FoundCache { problem, ..FoundCache::default() });
+    let opened = match layer.may_hold() {
+        true => opening_over(base.clone()).await,
+        false => {
+            // One that goes on for long does not keep the backend with its locks: it gets that when it is open.
+            let opening = opening_over(handed_over(base.geometry()));
+            let opened = open_in_time(layer.id, journal, context, opening).await;
+            opened.inspect(|(stacked, _)| stacked.cache.reach_base_by(base.clone()))
         }
-        (CacheTrust::Dirty, LayerState::Clean) => {
-            // The backend has everything: it begins anew.
-            let whole = CacheLayer { trust: CacheTrust::Whole, ..cache.clone() };
-            match make_header(base, layer, &whole, journal, context).await {
-                Ok(()) => (open(&whole).await, Some((layer.id, CacheTrust::Whole))),
-                Err(error) => (Err(block::Error::new(block::ErrorKind::Io, error.message)), None),
-            }
-        }
-        (CacheTrust::Dirty, LayerState::MayHold | LayerState::Draining) => {
-            // What it only cached has been forgotten when this returns.
-            (open(cache).await, Some((layer.id, CacheTrust::Whole)))
-        }
-        (CacheTrust::Whole, _) => (open(cache).await, None),
     };
     match opened {
-        Ok(stacked) => Ok(FoundCache { stacked: Some(stacked), problem: None, trust }),
+        Ok((stacked, trust)) => {
+            let trust = trust.map(|trust| (layer.id, trust));
+            Ok(FoundCache { stacked: Some(stacked), problem: None, trust })
+        }
         Err(error) if layer.may_hold() => {
             let lost = format!(
                 "it holds what the guest has written last: put its store back as it was left, which is looked for again and again; if \

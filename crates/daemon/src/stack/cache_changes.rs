@@ -451,6 +451,6 @@ async fn note_gone(volume: &Volume, id: Uuid) -> Result<()> {
 async fn strike(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
     let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != id));
     stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-    daemon.caches.give_back(id);
+    daemon.lent_parts.give_back(&daemon.caches, &daemon.env, id);
     Ok(())
 }

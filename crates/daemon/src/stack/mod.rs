@@ -24,6 +24,7 @@ mod carried;
 mod drain;
 mod files;
 mod image_note;
+mod lent_parts;
 mod medium;
 mod redirect;
 mod redirect_changes;
@@ -47,6 +48,7 @@ pub(crate) use drain::resume_drains;
 pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
 };
+pub(crate) use lent_parts::LentParts;
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use redirect_changes::cannot_serve;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
