@@ -14,7 +14,6 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -60,14 +59,8 @@ impl Apart {
     }
 
     /// Has a thread of the device carry out `work`, which uses `files` and no others, and waits for it. The caller keeps `files` open.
-    ///
-    /// # Errors
-    /// What `work` says, and if there are no threads to be had.
-    pub(crate) fn perform<T: Send + 'static>(
-        &self,
-        files: &[&File],
-        work: impl FnOnce() -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
+    /// Where there are no threads to be had it is carried out here.
+    pub(crate) fn perform<T: Send + 'static>(&self, files: &[&File], work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, outcome) = sync_channel(1);
         let work = move || {
             let result = work();
@@ -82,13 +75,13 @@ impl Apart {
             needs_thread
         };
         if needs_thread {
-            self.start_thread(files)?;
+            self.start_thread(files);
         }
         self.shared.wake.notify_one();
-        outcome.recv().unwrap_or_else(|_| Err(io::Error::other("a thread of the device has ended")))
+        outcome.recv().expect("whoever takes work carries it out")
     }
 
-    fn start_thread(&self, files: &[&File]) -> io::Result<()> {
+    fn start_thread(&self, files: &[&File]) {
         let kept: Vec<u32> = files.iter().filter_map(|file| u32::try_from(file.as_raw_fd()).ok()).collect();
         let shared = Arc::clone(&self.shared);
         let started = std::thread::Builder::new().name("device".to_owned()).spawn(move || serve(&shared, &kept));
@@ -97,16 +90,15 @@ impl Apart {
         match started {
             Ok(thread) => threads.push(thread),
             Err(error) => {
+                tracing::warn!(%error, "no thread for a device is to be had");
                 let mut queue = self.shared.queue.lock();
                 queue.threads -= 1;
-                if queue.threads == 0 {
-                    // Nobody would come for it.
-                    queue.work.clear();
-                    return Err(error);
-                }
+                // Nobody else would come for it.
+                let left = if queue.threads == 0 { std::mem::take(&mut queue.work) } else { VecDeque::new() };
+                drop(queue);
+                left.into_iter().for_each(|work| work());
             }
         }
-        Ok(())
     }
 }
 
@@ -182,8 +174,8 @@ mod tests {
         let descriptors = [own.as_raw_fd(), other.as_raw_fd()];
         let has = |descriptor: i32| std::fs::read_link(format!("/proc/thread-self/fd/{descriptor}"));
         let threads = Apart::new();
-        let look = move || Ok(descriptors.map(|descriptor| has(descriptor).is_ok()));
-        assert_eq!(threads.perform(&[&own], look).expect("it looks"), [true, false]);
+        let look = move || descriptors.map(|descriptor| has(descriptor).is_ok());
+        assert_eq!(threads.perform(&[&own], look), [true, false]);
         assert!(descriptors.iter().all(|descriptor| has(*descriptor).is_ok()), "the process has lost a file");
         rustix::fs::flock(&*own, rustix::fs::FlockOperation::LockExclusive).expect("locked");
         drop((threads, own));
@@ -201,9 +193,9 @@ mod tests {
                 std::thread::spawn(move || {
                     let work = move || {
                         std::thread::sleep(Duration::from_millis(5));
-                        Ok(number)
+                        number
                     };
-                    threads.perform(&[], work).expect("answered") == number
+                    threads.perform(&[], work) == number
                 })
             })
             .collect();

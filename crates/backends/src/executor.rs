@@ -3,14 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{Buffer, Data, Extent};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
-use crate::apart::Apart;
 use crate::calls::{allocate, retry};
 use crate::helper::{HelpedFile, Known};
 use crate::ring::{Request, Rings};
@@ -27,36 +25,22 @@ pub(crate) struct Executor {
     helped: Option<HelpedFile>,
     /// How many threads this backend may keep waiting.
     threads: Arc<Semaphore>,
-    /// The threads that carry out what would wait in a ring: whoever waits for the kernel there has all files of the process.
-    apart: Arc<Apart>,
-    /// Whether a write at once was never possible: it is not tried again.
-    writes_wait: AtomicBool,
-    /// One write in a thread carries out no more than this.
-    write_bytes_max: usize,
 }
 
 impl Executor {
     /// Threads of the event loop only.
     pub(crate) fn threads() -> Self {
-        Self {
-            rings: None,
-            helped: None,
-            threads: Arc::new(Semaphore::new(THREADS_MAX)),
-            apart: Arc::new(Apart::new()),
-            writes_wait: AtomicBool::new(false),
-            write_bytes_max: WRITE_CALL_BYTES_MAX,
-        }
+        Self { rings: None, helped: None, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
-    /// io_uring where it may be used, and threads for what it has no request for, or what would wait there.
+    /// io_uring where it may be used, and threads for what it has no request for.
     pub(crate) fn rings(is_direct: bool) -> Self {
-        let rings = Rings::new();
+        // Past the page cache a whole request goes to the device at once.
+        let rings = Rings::new(if is_direct { usize::MAX } else { WRITE_CALL_BYTES_MAX });
         if let Err(error) = &rings {
             tracing::warn!(%error, "io_uring may not be used here: threads do its work at a higher cost");
         }
-        // Past the page cache a whole request goes to the device at once.
-        let write_bytes_max = if is_direct { usize::MAX } else { WRITE_CALL_BYTES_MAX };
-        Self { rings: rings.ok(), write_bytes_max, ..Self::threads() }
+        Self { rings: rings.ok(), ..Self::threads() }
     }
 
     /// The same, with syncs and changes of allocation of the one file carried out by `helped`.
@@ -83,20 +67,6 @@ impl Executor {
         task.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
-    /// Runs `work`, which uses `file` and no other, in a thread of the device.
-    async fn run_apart<T: Send + 'static>(
-        &self,
-        file: &Arc<File>,
-        work: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
-        let (apart, file) = (Arc::clone(&self.apart), Arc::clone(file));
-        self.run(move || {
-            let used = Arc::clone(&file);
-            apart.perform(&[&file], move || work(&used))
-        })
-        .await
-    }
-
     /// Fills `buffer` from byte `start` of it on. Returns how many of its bytes are filled then; fewer than all only at
     /// the end of the file.
     pub(crate) async fn read(
@@ -116,19 +86,12 @@ impl Executor {
         };
         let begin = start;
         while start < buffer.len() {
-            let (request, outcome) = rings.perform(file, Request::Read { offset, buffer, start, at_once: true }).await;
+            let (request, outcome) = rings.perform(file, Request::Read { offset, buffer, start }).await;
             let Request::Read { buffer: back, .. } = request else { unreachable!("a request comes back as itself") };
             buffer = back;
             match outcome {
                 Ok(0) => break,
                 Ok(count) => start += count,
-                Err(error) if would_wait(&error) => {
-                    let work = move |file: &File| {
-                        let filled = start + read_full(file, offset + start as u64, &mut buffer[start..])?;
-                        Ok((buffer, filled))
-                    };
-                    return self.run_apart(file, work).await;
-                }
                 Err(error) if is_passing(&error) => {}
                 // Past the page cache only the end of the file is in the middle of a sector, and there is no asking on
                 // from there.
@@ -145,29 +108,14 @@ impl Executor {
             let file = Arc::clone(file);
             return self.run(move || write_full(&file, offset, &data, fua)).await;
         };
-        let (mut start, write_bytes_max) = (0, self.write_bytes_max);
+        let mut start = 0;
         while start < data.len() {
-            if self.writes_wait.load(Ordering::Relaxed) {
-                let work =
-                    move |file: &File| write_pieces(file, offset + start as u64, &data[start..], fua, write_bytes_max);
-                return self.run_apart(file, work).await;
-            }
-            let request = Request::Write { offset, data, start, fua, at_once: true };
-            let (request, outcome) = rings.perform(file, request).await;
+            let (request, outcome) = rings.perform(file, Request::Write { offset, data, start, fua }).await;
             let Request::Write { data: back, .. } = request else { unreachable!("a request comes back as itself") };
             data = back;
             match outcome {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => start += count,
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.writes_wait.store(true, Ordering::Relaxed);
-                }
-                Err(error) if would_wait(&error) => {
-                    let work = move |file: &File| {
-                        write_pieces(file, offset + start as u64, &data[start..], fua, write_bytes_max)
-                    };
-                    return self.run_apart(file, work).await;
-                }
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -211,11 +159,6 @@ impl Executor {
     }
 }
 
-/// Errors of a request that was to be carried out at once, and would wait.
-fn would_wait(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP))
-}
-
 /// Errors that say to ask again.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
@@ -246,7 +189,7 @@ pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io
 }
 
 /// The same, so many bytes at a time.
-fn write_pieces(file: &File, offset: u64, data: &[u8], fua: bool, bytes_max: usize) -> io::Result<()> {
+pub(crate) fn write_pieces(file: &File, offset: u64, data: &[u8], fua: bool, bytes_max: usize) -> io::Result<()> {
     let mut written = 0;
     while written < data.len() {
         let (rest, offset) = (&data[written..], offset + written as u64);

@@ -42,7 +42,7 @@ impl Daemon {
         tune: impl FnOnce(&mut MoveOptions) + Send,
     ) -> Result<Job> {
         let volume = self.volume(name)?;
-        let _operation = volume.operation.lock().await;
+        let _operation = volume.begin_operation(&*self.env).await?;
         volume.require_up()?;
         let mut needs = Needs::default();
         let mut ready = self.make_ready(&volume, request, &mut needs).await?;
@@ -177,7 +177,7 @@ impl Daemon {
         let document = volume.document();
         let job = document.job.as_ref()?;
         let path = job.target.local()?.spec.path();
-        let state = self.backends.image_state(path)?;
+        let state = self.backends.image_state(path).await.ok().flatten()?;
         let is_disturbed = !job.goes_on_disturbed && self.is_target_disturbed(job, Some(state.times), was_in_use);
         let what = "another program has used it while no daemon ran";
         is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))

@@ -60,7 +60,7 @@ impl Daemon {
         // By name, so that two groups never wait for each other.
         let mut operations = Vec::with_capacity(volumes.len());
         for volume in volumes {
-            operations.push(volume.operation.lock().await);
+            operations.push(volume.begin_operation(&*self.env).await?);
         }
         if machine.is_some() {
             // The guest is at the other host from the commit on, and nothing is known there of what only a cache has.
