@@ -8,6 +8,9 @@
 //!                 └───── direct: past the page cache by the executor; the last partial 4 KiB of an odd-sized file
 //!                        go through the page cache, always and only those, so that no byte is reached in two ways
 //! ```
+//!
+//! A worker never waits for the server of a file system (FUSE, NFS): all volumes of that worker would wait with it.
+//! Even the length of a file may have to be asked for there. So a thread asks for it, whatever the engine.
 
 mod holes;
 mod open;
@@ -26,6 +29,7 @@ use parking_lot::Mutex;
 
 use crate::SourceIdentity;
 use crate::executor::{Executor, read_cached, read_full, write_cached, write_full};
+use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};
 
 pub use open::{Access, OpenOptions};
@@ -72,6 +76,8 @@ pub struct FileBackend {
     was_cut: AtomicBool,
     /// Whether every write looks for that first: the next one may make the file as long as it was.
     guards_length: AtomicBool,
+    /// Whether a look at the length may wait for whoever serves the file system.
+    length_waits: bool,
     can: zeroes::Abilities,
     /// The last run of data that was found. Treating a hole as data is always safe, so writers need not update it.
     data_run: Mutex<Option<Extent>>,
@@ -129,20 +135,20 @@ impl FileBackend {
         target.check_open(&self.file)
     }
 
-    /// What the system says of it.
+    /// What the system says of it. Not to be asked on a worker: it may wait for whoever serves the file system.
     ///
     /// # Errors
     /// What the operating system says.
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
-        self.file.metadata()
+        in_place(|| self.file.metadata())
     }
 
-    /// Which file or block device it is, whatever its name leads to later.
+    /// Which file or block device it is, whatever its name leads to later. Not to be asked on a worker.
     ///
     /// # Errors
     /// What the operating system says.
     pub fn identity(&self) -> std::io::Result<SourceIdentity> {
-        SourceIdentity::of(&self.file, &self.path)
+        in_place(|| SourceIdentity::of(&self.file, &self.path))
     }
 
     /// How it reaches its bytes.
@@ -169,8 +175,10 @@ impl FileBackend {
     /// # Errors
     /// When the operating system does not say.
     pub async fn refresh_size(&self) -> Result<Bytes> {
-        let now = open::size_of(&self.file, self.is_block_device)
-            .map_err(|error| Error::from_os(error, format!("looking at the size of {}", self.path.display())))?;
+        let (file, is_block_device) = (Arc::clone(&self.file), self.is_block_device);
+        let looked = self.executor.run(move || open::size_of(&file, is_block_device)).await;
+        let now =
+            looked.map_err(|error| Error::from_os(error, format!("looking at the size of {}", self.path.display())))?;
         if now > self.size.load(Ordering::Acquire) {
             if let Some(tail) = &self.tail {
                 // The bytes at the old odd end are reached past the page cache from now on.
@@ -330,7 +338,7 @@ impl FileBackend {
     async fn sync(&self) -> Result<()> {
         self.sync_failure.check(&self.path)?;
         self.executor.sync(&self.file).await.map_err(|error| self.sync_failed(error))?;
-        self.check_length()?;
+        self.check_length().await?;
         // A sync that failed meanwhile may have taken the report of what this one covers.
         self.sync_failure.check(&self.path)
     }
@@ -342,21 +350,72 @@ impl FileBackend {
     }
 
     /// Refuses to promise anything of a file that somebody has made shorter than the volume.
-    fn check_length(&self) -> Result<()> {
-        if self.is_block_device || self.advertised.is_some() {
-            return Ok(());
+    async fn check_length(&self) -> Result<()> {
+        if !self.length_waits || !self.may_be_cut() {
+            return self.check_length_at_once();
         }
+        let (size, file) = (self.geometry().size, Arc::clone(&self.file));
+        let found = self.executor.run(move || open::size_of(&file, false)).await;
+        self.judge_length(size, found)
+    }
+
+    /// The same at once, for a file system that has the lengths of its files in memory.
+    fn check_length_at_once(&self) -> Result<()> {
         let size = self.geometry().size;
-        let is_short = || self.file.metadata().is_ok_and(|found| found.len() < size.0);
-        if !self.was_cut.load(Ordering::Acquire) && !is_short() {
+        if !self.may_be_cut() {
             return Ok(());
         }
-        self.was_cut.store(true, Ordering::Release);
+        self.judge_length(size, open::size_of(&self.file, false))
+    }
+
+    const fn may_be_cut(&self) -> bool {
+        !self.is_block_device && self.advertised.is_none()
+    }
+
+    /// What `found`, the length of the file, says of a volume of `size`: what has failed to be found out says nothing.
+    fn judge_length(&self, size: Bytes, found: std::io::Result<u64>) -> Result<()> {
+        if found.is_ok_and(|length| length < size.0) {
+            self.was_cut.store(true, Ordering::Release);
+        }
+        if !self.was_cut.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let context = format!(
             "{} was made shorter than its {size} while it was in use, and what was written behind its end is lost",
             self.path.display()
         );
         Err(Error::new(ErrorKind::Io, context))
+    }
+
+    /// Begins a write. What the engine can carry out at once is done then.
+    fn begin_write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        let extent = mutation.extent();
+        match mutation.kind() {
+            MutationKind::Data(data) if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX => {
+                let outcome = write_full(&self.file, extent.offset.0, data, false);
+                ready(outcome.map_err(|error| self.failed(error, "writing", extent)))
+            }
+            MutationKind::Data(data) => {
+                let written = if mutation.fua { 0 } else { self.write_in_place(extent, data) };
+                if written == data.len() {
+                    return ready(Ok(()));
+                }
+                let offset = extent.offset + Bytes::from(written);
+                let data = data.slice(written..data.len());
+                Box::pin(async move {
+                    if mutation.fua {
+                        self.sync_failure.check(&self.path)?;
+                    }
+                    self.write_data(offset, data, mutation.fua).await
+                })
+            }
+            MutationKind::Zeroes { may_unmap } => {
+                let may_unmap = *may_unmap && self.trim;
+                Box::pin(self.clear(extent, may_unmap, mutation.fua))
+            }
+            MutationKind::Discard if !self.trim => ready(Ok(())),
+            MutationKind::Discard => Box::pin(self.clear(extent, true, mutation.fua)),
+        }
     }
 }
 
@@ -390,43 +449,25 @@ impl BlockDevice for FileBackend {
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        let extent = mutation.extent();
-        if self.guards_length.load(Ordering::Relaxed)
-            && let Err(error) = self.check_length()
-        {
-            return ready(Err(error));
+        if !self.guards_length.load(Ordering::Relaxed) {
+            return self.begin_write(mutation);
         }
-        match mutation.kind() {
-            MutationKind::Data(data) if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX => {
-                let outcome = write_full(&self.file, extent.offset.0, data, false);
-                ready(outcome.map_err(|error| self.failed(error, "writing", extent)))
-            }
-            MutationKind::Data(data) => {
-                let written = if mutation.fua { 0 } else { self.write_in_place(extent, data) };
-                if written == data.len() {
-                    return ready(Ok(()));
-                }
-                let offset = extent.offset + Bytes::from(written);
-                let data = data.slice(written..data.len());
-                Box::pin(async move {
-                    if mutation.fua {
-                        self.sync_failure.check(&self.path)?;
-                    }
-                    self.write_data(offset, data, mutation.fua).await
-                })
-            }
-            MutationKind::Zeroes { may_unmap } => {
-                let may_unmap = *may_unmap && self.trim;
-                Box::pin(self.clear(extent, may_unmap, mutation.fua))
-            }
-            MutationKind::Discard if !self.trim => ready(Ok(())),
-            MutationKind::Discard => Box::pin(self.clear(extent, true, mutation.fua)),
+        if self.length_waits {
+            // The write goes to the same server: a look of its own before each costs little beside it.
+            return Box::pin(async move {
+                self.check_length().await?;
+                self.begin_write(mutation).await
+            });
+        }
+        match self.check_length_at_once() {
+            Ok(()) => self.begin_write(mutation),
+            Err(error) => ready(Err(error)),
         }
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         match self.engine {
-            Engine::Memory => ready(self.check_length()),
+            Engine::Memory => ready(self.check_length_at_once()),
             Engine::PageCache | Engine::Direct => Box::pin(self.sync()),
         }
     }

@@ -23,6 +23,12 @@ use crate::{BackendSpec, CacheMode};
 const TMPFS: i64 = 0x0102_1994;
 /// `RAMFS_MAGIC`.
 const RAMFS: i64 = 0x8584_58f6;
+/// `EXT4_SUPER_MAGIC`, and that of its elders.
+const EXT4: i64 = 0xef53;
+/// `XFS_SUPER_MAGIC`.
+const XFS: i64 = 0x5846_5342;
+/// `BTRFS_SUPER_MAGIC`.
+const BTRFS: i64 = 0x9123_683e;
 
 /// The largest read or data write: what the NBD protocol's clients send at most, and the largest buffer.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
@@ -104,6 +110,7 @@ struct Opened {
     file: File,
     tail: Option<Arc<File>>,
     alignment: Alignment,
+    length_waits: bool,
 }
 
 impl Opened {
@@ -120,6 +127,7 @@ impl Opened {
         }
         let file = open_at(path, writable, false)?;
         let in_memory = !is_block_device && is_in_memory(&file).map_err(attempt)?;
+        let length_waits = !is_block_device && !has_lengths_in_memory(&file).map_err(attempt)?;
 
         let (engine, file, tail, alignment) = match (spec.cache, in_memory) {
             (CacheMode::Direct, true) => {
@@ -142,7 +150,7 @@ impl Opened {
                 Err(error) => return Err(error),
             },
         };
-        Ok(Self { is_block_device, engine, file, tail, alignment })
+        Ok(Self { is_block_device, engine, file, tail, alignment, length_waits })
     }
 }
 
@@ -159,13 +167,16 @@ impl FileBackend {
         // A file system that does not answer blocks one thread of its own, and the caller.
         let (threads, named) = (Executor::threads(), spec.clone());
         let opening = threads.run(move || Ok(Opened::open(&named, writable))).await;
-        let Opened { is_block_device, engine, file, tail, alignment } = opening.map_err(attempt)??;
+        let opened = opening.map_err(attempt)??;
+        let Opened { is_block_device, engine, file, tail, alignment, length_waits } = opened;
+        let file = Arc::new(file);
         if let Some(limit) = options.lock_wait {
             let strength = if writable { Strength::Exclusive } else { Strength::Shared };
             lock_for_serving(&file, path, strength, limit, env).await?;
         }
         // The size is looked at under the lock: a dead server's writes may have extended the file until now.
-        let size = size_of(&file, is_block_device).map_err(attempt)?;
+        let looked = Arc::clone(&file);
+        let size = threads.run(move || size_of(&looked, is_block_device)).await.map_err(attempt)?;
         if size == 0 && options.advertised_size.is_none() {
             return Err(Error::new(ErrorKind::Invalid, format!("{shown} is empty: a volume has at least one byte")));
         }
@@ -180,11 +191,11 @@ impl FileBackend {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             read_only: !writable,
         };
-        let file = Arc::new(file);
-        let helpers = options.helpers.as_ref().filter(|_| writable && engine != Engine::Memory);
-        let helped = helpers.map(|helpers| HelpedFile::new(helpers, &file)).transpose().map_err(attempt)?;
-        let executor =
-            if engine == Engine::Memory { Executor::threads() } else { Executor::rings(engine == Engine::Direct) };
+        let helpers = options.helpers.clone().filter(|_| writable && engine != Engine::Memory);
+        let looked = Arc::clone(&file);
+        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &looked)).transpose();
+        let helped = threads.run(help).await.map_err(attempt)?;
+        let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings(engine == Engine::Direct) };
         Ok(Self {
             path: path.to_owned(),
             engine,
@@ -201,6 +212,7 @@ impl FileBackend {
             sync_failure: Latch::default(),
             was_cut: AtomicBool::new(false),
             guards_length: AtomicBool::new(false),
+            length_waits,
             can: zeroes::Abilities::default(),
             data_run: Mutex::new(None),
         })
@@ -239,6 +251,13 @@ pub(super) fn size_of(file: &File, is_block_device: bool) -> std::io::Result<u64
 pub(crate) fn is_in_memory(file: &File) -> std::io::Result<bool> {
     let kind = rustix::fs::fstatfs(file)?.f_type as i64;
     Ok(kind == TMPFS || kind == RAMFS)
+}
+
+/// Whether the file system says how long a file is without waiting for anything: it has the lengths of open files in
+/// memory, and nobody else has others. All others may ask a server, which may never answer.
+fn has_lengths_in_memory(file: &File) -> std::io::Result<bool> {
+    let kind = rustix::fs::fstatfs(file)?.f_type as i64;
+    Ok([TMPFS, RAMFS, EXT4, XFS, BTRFS].contains(&kind))
 }
 
 impl Alignment {

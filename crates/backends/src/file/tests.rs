@@ -86,6 +86,58 @@ async fn once_a_sync_has_failed_nothing_durable_is_promised() {
     backend.write(Mutation::data(Bytes::ZERO, data)).await.expect("nothing was promised of it");
 }
 
+/// Has all threads of `backend` wait, until what this gives is dropped.
+async fn hold_all_threads(backend: &FileBackend) -> std::sync::mpsc::Sender<()> {
+    let (release, held) = std::sync::mpsc::channel();
+    let held = Arc::new(Mutex::new(held));
+    for _ in 0..64 {
+        let held = Arc::clone(&held);
+        let mut wait = Box::pin(backend.executor.run(move || {
+            // It fails when the other end is gone, and that is what is waited for.
+            let _: std::result::Result<(), _> = held.lock().recv();
+            Ok(())
+        }));
+        // Polled once: begun.
+        assert!(futures::poll!(&mut wait).is_pending());
+    }
+    release
+}
+
+#[tokio::test]
+async fn where_a_look_at_the_length_may_wait_it_is_a_thread_that_waits() {
+    let file = file_of(1 << 20);
+    let mut backend = open(file.path()).await;
+    backend.length_waits = true;
+    let data = Buffer::copy_of(&[7; 4096]).freeze();
+    backend.write(Mutation::data(Bytes::ZERO, data.clone())).await.expect("nobody looks yet");
+    backend.guard_length(true);
+    let release = hold_all_threads(&backend).await;
+    let mut write = BlockDevice::write(&backend, Mutation::data(Bytes(4096), data.clone()));
+    assert!(futures::poll!(&mut write).is_pending());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(futures::poll!(&mut write).is_pending(), "no thread has looked");
+    drop(release);
+    write.await.expect("the file is as long as it was");
+    backend.flush().await.expect("and still is");
+}
+
+#[tokio::test]
+async fn a_target_that_was_cut_is_noticed_by_a_thread_before_a_write_could_hide_it() {
+    let data = Buffer::copy_of(&[7; 4096]).freeze();
+    let file = file_of(1 << 20);
+    let mut backend = open(file.path()).await;
+    backend.length_waits = true;
+    backend.guard_length(true);
+    backend.write(Mutation::data(Bytes::ZERO, data.clone())).await.expect("written");
+    file.as_file().set_len(0).expect("cut");
+    let end = Bytes((1 << 20) - 4096);
+    let error = backend.write(Mutation::data(end, data.clone())).await.expect_err("it would be as long as before");
+    assert!(error.context().contains("was made shorter"), "{error}");
+    file.as_file().set_len(1 << 20).expect("extended");
+    backend.write(Mutation::data(end, data)).await.expect_err("what was written before is lost for good");
+    backend.flush().await.expect_err("nothing is promised of it");
+}
+
 #[tokio::test]
 async fn requests_deeper_than_the_ring_wait_their_turn() {
     let file = file_of(4 << 20);

@@ -1,4 +1,4 @@
-//! Moves to a block device over a file system whose server stops: nothing of it answers, nothing of it fails.
+//! Moves to a file system whose server stops, or to a block device over it: nothing of it answers, nothing fails.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -214,4 +214,39 @@ fn a_daemon_that_ends_while_the_file_system_stops_comes_back_without_it_and_goes
         assert_eq!(scene.world.wait_for_job(id)["state"], "cancelled");
         scene.recover();
     }
+}
+
+#[test]
+fn a_target_in_a_file_system_that_stops_holds_neither_the_moved_guest_nor_those_of_other_volumes() {
+    let Some(scene) = Scene::new(64, true) else { return };
+    // More volumes than there are workers, so that some share one with the volume that is moved.
+    let others: Vec<_> = (0..8_u64)
+        .map(|number| {
+            let (name, seed) = (format!("other-{number}"), 65 + 8 * number);
+            let image = scene.world.image(&format!("{name}.img"), 4 << 20, 65536);
+            let load = Load::start_with(&scene.world.attach(&name, &image), &image, seed, true);
+            (image, load)
+        })
+        .collect();
+    let to = scene.far.file_target();
+    let words = ["move", "x", "--to", &to, "--bandwidth", "4MiB/s", "--detach"];
+    let id = scene.world.json(&words)["id"].as_u64().expect("a number");
+    scene.world.wait_until_job("nothing is copied", has_copied(BYTES / 4));
+    scene.far.stop();
+    for (_, load) in &others {
+        load.take_longest();
+    }
+    scene.go_on_beside(Moment::Copying);
+    for (_, load) in &others {
+        load.goes_on_beside("beside a target that is silent", &scene.world);
+        let longest = load.take_longest();
+        assert!(longest < GUEST_WAITS, "another volume's request took {longest:?}\n{}", scene.world.log());
+    }
+    scene.far.go_on();
+    let over = scene.world.wait_for_job(id);
+    assert_eq!(over["state"], "done", "{over}\n{}", scene.world.log());
+    for (image, load) in others {
+        same(&image, &load.finish());
+    }
+    scene.load.finish();
 }

@@ -89,6 +89,11 @@ impl FuseDevice {
         format!("file:{}", self.device)
     }
 
+    /// A file of the file system itself that is not there yet, in the same words.
+    pub(crate) fn file_target(&self) -> String {
+        format!("file:{}", self.mount.join("target.img").display())
+    }
+
     /// The server answers nothing any more.
     pub(crate) fn stop(&self) {
         signal(&self.server, Signal::STOP);
