@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 
 use crate::SourceIdentity;
 use crate::executor::{Executor, read_cached, read_full, write_cached, write_full};
+use crate::helper::is_unasked;
 use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};
 
@@ -225,7 +226,10 @@ impl FileBackend {
     }
 
     fn sync_failed(&self, error: std::io::Error) -> Error {
-        self.sync_failure.set(&error);
+        // A sync that nobody has carried out has lost nothing: the next one covers what it was to cover.
+        if !is_unasked(&error) {
+            self.sync_failure.set(&error);
+        }
         Error::from_os(error, format!("syncing {}", self.path.display()))
     }
 

@@ -192,8 +192,8 @@ impl FileBackend {
             read_only: !writable,
         };
         let helpers = options.helpers.clone().filter(|_| writable && engine != Engine::Memory);
-        let looked = Arc::clone(&file);
-        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &looked)).transpose();
+        let (helped, again) = (Arc::clone(&file), tail.clone());
+        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &helped, again)).transpose();
         let helped = threads.run(help).await.map_err(attempt)?;
         let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings(engine == Engine::Direct) };
         Ok(Self {

@@ -139,6 +139,16 @@ async fn a_target_that_was_cut_is_noticed_by_a_thread_before_a_write_could_hide_
 }
 
 #[tokio::test]
+async fn a_sync_that_nobody_could_carry_out_has_lost_nothing() {
+    let file = file_of(1 << 20);
+    let backend = open(file.path()).await;
+    let error = backend.sync_failed(crate::helper::unasked());
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "layers above would take it for a loss");
+    assert!(!backend.has_failed_sync());
+    backend.flush().await.expect("the next one covers it");
+}
+
+#[tokio::test]
 async fn requests_deeper_than_the_ring_wait_their_turn() {
     let file = file_of(4 << 20);
     let device = Device::new("file", open(file.path()).await);

@@ -1,11 +1,11 @@
 //! What a process and its helpers say to each other: messages of fixed length over a socket that keeps their bounds.
 //!
 //! ```text
-//!   request  0 number │ 8 file │ 16 verb (u32) │ 20 mode (u32) │ 24 offset │ 32 length     with the open file, if it is new
+//!   request  0 number │ 8 file │ 16 verb (u32) │ 20 mode (u32) │ 24 offset │ 32 length     with the open files, if new
 //!   answer   0 number │ 8 the system's error, 0 if there was none (u64)
 //! ```
 //!
-//! All numbers are little-endian. Both ends are the same program.
+//! A sync has the mode 1 if it goes through the witness. All numbers are little-endian. Both ends are the same program.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,16 +17,20 @@ use rustix::net::{
 };
 
 const MESSAGE_BYTES: usize = 40;
+/// A file and its witness.
+const FILES_MAX: usize = 2;
 pub(super) const ANSWER_BYTES: usize = 16;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Keep the file that comes with this.
+    /// Keep the file that comes with this, and its witness, if that comes, too.
     Open,
     /// Close it.
     Close,
-    Sync,
+    Sync {
+        by_witness: bool,
+    },
     Allocate {
         mode: u32,
         offset: u64,
@@ -47,7 +51,7 @@ impl Message {
         let (verb, mode, offset, length) = match self.verb {
             Verb::Open => (1_u32, 0, 0, 0),
             Verb::Close => (2, 0, 0, 0),
-            Verb::Sync => (3, 0, 0, 0),
+            Verb::Sync { by_witness } => (3, u32::from(by_witness), 0, 0),
             Verb::Allocate { mode, offset, length } => (4, mode, offset, length),
         };
         let mut bytes = [0; MESSAGE_BYTES];
@@ -66,7 +70,7 @@ impl Message {
         let verb = match short(16) {
             1 => Verb::Open,
             2 => Verb::Close,
-            3 => Verb::Sync,
+            3 => Verb::Sync { by_witness: short(20) != 0 },
             4 => Verb::Allocate { mode: short(20), offset: long(24), length: long(32) },
             _ => return None,
         };
@@ -102,38 +106,37 @@ impl Answer {
     }
 }
 
-/// Sends a request, and `file` with it.
+/// Sends a request, and `files` with it.
 pub(super) fn send_message(
     socket: BorrowedFd<'_>,
     message: &Message,
-    file: Option<BorrowedFd<'_>>,
+    files: &[BorrowedFd<'_>],
     flags: SendFlags,
 ) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
     if !files.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        ancillary.push(SendAncillaryMessage::ScmRights(files));
     }
     sendmsg(socket, &[IoSlice::new(&message.to_bytes())], &mut ancillary, flags)?;
     Ok(())
 }
 
-/// The next request, and the file that has come with it; none at the end.
-pub(super) fn receive_message(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// The next request, and the files that have come with it; none at the end.
+pub(super) fn receive_message(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; MESSAGE_BYTES];
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let mut files = ancillary.drain().filter_map(|message| match message {
+    let files = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    let file = files.next().and_then(|mut files| files.next());
+    let files: Vec<OwnedFd> = files.flatten().collect();
     if received.bytes != MESSAGE_BYTES {
         return Ok(None);
     }
-    Ok(Message::parse(&bytes).map(|message| (message, file)))
+    Ok(Message::parse(&bytes).map(|message| (message, files)))
 }
 
 #[cfg(test)]
@@ -142,7 +145,9 @@ mod tests {
 
     #[test]
     fn messages_come_as_they_were_sent() {
-        for verb in [Verb::Open, Verb::Close, Verb::Sync, Verb::Allocate { mode: 3, offset: 1 << 40, length: 4096 }] {
+        let syncs = [false, true].map(|by_witness| Verb::Sync { by_witness });
+        let others = [Verb::Open, Verb::Close, Verb::Allocate { mode: 3, offset: 1 << 40, length: 4096 }];
+        for verb in syncs.into_iter().chain(others) {
             let message = Message { id: 7, file: 9, verb };
             assert_eq!(Message::parse(&message.to_bytes()), Some(message));
         }

@@ -13,7 +13,30 @@
 //! A daemon that dies leaves at most that process behind. It keeps the locks of the images that it still works on, so
 //! nobody else serves those until the device has answered. Reads and writes past the page cache hold no thread, as long
 //! as the file system takes them without waiting; NFS does not.
+//!
+//! A helper may be killed, and another one takes its place. What the first could not be asked for, and changes of
+//! allocation, are given to that one. A sync that was under way is another matter. The open file description that the
+//! helper has is ours, and the kernel reports a lost write once to each description: a helper that is killed while the
+//! kernel syncs takes the report with it, and the next sync would find all well. So each file is open a second time
+//! from before its first write, as a witness that nobody syncs:
+//!
+//! ```text
+//!   file, witness ── syncs by the file ── a helper dies in a sync ──▶ syncs by the witness, the file is in doubt
+//!                          ▲                                                │                    │
+//!                          └── likewise, with the two changed over ◀── all is well          it dies, too
+//!                                                                                                │
+//!                                                              nothing durable is promised any more
+//! ```
+//!
+//! The witness reports whatever the file has. If there is nothing, the file has missed nothing, and is the witness of
+//! the next such death. Only what the kernel keeps is reported twice: pages that could not be written out, whoever has
+//! written them. That a device could not empty its own cache (or that a FUSE server could not sync) is told to the one
+//! sync that has asked, and to nobody else. Devices say so when they give up after a long time, and that is when
+//! somebody kills a process that hangs. So a sync that a killed helper has had for more than ten seconds counts as
+//! failed. In a shorter one such an answer has to fall into the moment of the kill, as it may into that of the daemon's
+//! own end.
 
+mod helped;
 mod message;
 mod serve;
 
@@ -27,12 +50,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use block::Extent;
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, shutdown, socketpair};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use message::{ANSWER_BYTES, Answer, Message, Verb, send_message};
+
+#[cfg(test)]
+pub(crate) use helped::unasked;
+pub(crate) use helped::{HelpedFile, Known, is_unasked};
 
 /// The first argument of the program that says what it is to be.
 const ARGUMENT: &str = "--device-helper";
@@ -151,30 +177,47 @@ impl Helper {
         Ok(id)
     }
 
-    fn send(&self, message: &Message, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let sent = send_message(self.socket.as_fd(), message, file, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        if sent.is_err() {
-            self.state.lock().waiting.remove(&message.id);
+    fn send(&self, message: &Message, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let sent = send_message(self.socket.as_fd(), message, files, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        if let Err(error) = &sent {
+            let is_gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset, io::ErrorKind::NotConnected];
+            let mut state = self.state.lock();
+            state.waiting.remove(&message.id);
+            // Whoever reads its answers may not have come to their end yet.
+            state.has_ended |= is_gone.contains(&error.kind());
         }
         sent
     }
 
-    /// Asks for something that takes no time, and waits for `limit` at most; whether it was answered.
-    fn ask(&self, verb: Verb, file: u64, descriptor: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<bool> {
+    /// Gives it a file, and what goes with that; what it calls it.
+    fn open(&self, file: &File, witness: Option<&File>) -> io::Result<u64> {
         let id = self.begin(Waiting::Thread)?;
-        self.send(&Message { id, file, verb }, descriptor)?;
+        let files: Vec<BorrowedFd<'_>> = std::iter::once(file).chain(witness).map(AsFd::as_fd).collect();
+        self.send(&Message { id, file: id, verb: Verb::Open }, &files)?;
+        Ok(id)
+    }
+
+    /// Asks for something that takes no time, and waits for `limit` at most; whether it was answered.
+    fn ask(&self, verb: Verb, file: u64, limit: Duration) -> io::Result<bool> {
+        let id = self.begin(Waiting::Thread)?;
+        self.send(&Message { id, file, verb }, &[])?;
         let mut state = self.state.lock();
         let is_waiting = |state: &mut State| state.waiting.contains_key(&id);
         self.answered.wait_while_for(&mut state, is_waiting, limit);
         Ok(state.waiting.remove(&id).is_none() && !state.has_ended)
     }
 
-    async fn perform(&self, verb: Verb, file: u64) -> io::Result<()> {
-        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+    /// What it takes to ask for something that may take long.
+    async fn permit(&self) -> SemaphorePermit<'_> {
+        self.permits.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// Asks for something. The answer comes through what this gives, or none if the helper ends before.
+    fn request(&self, verb: Verb, file: u64) -> io::Result<oneshot::Receiver<io::Result<()>>> {
         let (answer, answered) = oneshot::channel();
         let id = self.begin(Waiting::Task(answer))?;
-        self.send(&Message { id, file, verb }, None)?;
-        answered.await.unwrap_or_else(|_| Err(ended()))
+        self.send(&Message { id, file, verb }, &[])?;
+        Ok(answered)
     }
 }
 
@@ -210,72 +253,4 @@ fn read_answers(socket: &OwnedFd, helper: &Weak<Helper>, mut child: Child) {
     }
     // It is not left behind as a zombie. A device that hangs keeps it, and this thread.
     let _ = child.wait();
-}
-
-/// A file that the helper of its device has, too.
-pub(crate) struct HelpedFile {
-    helpers: Arc<Helpers>,
-    file: Arc<File>,
-    device: u64,
-    known: Mutex<Option<Known>>,
-}
-
-/// A helper, and what it calls the file.
-#[derive(Clone)]
-pub(crate) struct Known {
-    helper: Arc<Helper>,
-    number: u64,
-}
-
-impl HelpedFile {
-    pub(crate) fn new(helpers: &Arc<Helpers>, file: &Arc<File>) -> io::Result<Self> {
-        let (helpers, device) = (Arc::clone(helpers), device_of(file)?);
-        Ok(Self { helpers, file: Arc::clone(file), device, known: Mutex::default() })
-    }
-
-    /// The helper that has the file; it is given it first, if need be.
-    fn known(&self) -> io::Result<Known> {
-        let mut known = self.known.lock();
-        if let Some(known) = known.as_ref().filter(|known| !known.helper.has_ended()) {
-            return Ok(known.clone());
-        }
-        let helper = self.helpers.helper(self.device)?;
-        let number = {
-            let mut state = helper.state.lock();
-            state.next += 1;
-            state.next
-        };
-        let id = helper.begin(Waiting::Thread)?;
-        helper.send(&Message { id, file: number, verb: Verb::Open }, Some(self.file.as_fd()))?;
-        let given = Known { helper, number };
-        *known = Some(given.clone());
-        Ok(given)
-    }
-
-    /// The helper that has the file; none if there can be none: then the caller does its work itself.
-    pub(crate) fn helper(&self) -> Option<Known> {
-        self.known().inspect_err(|error| tracing::warn!(%error, "a device has no helper")).ok()
-    }
-}
-
-impl Known {
-    /// Makes durable what was written.
-    pub(crate) async fn sync(&self) -> io::Result<()> {
-        self.helper.perform(Verb::Sync, self.number).await
-    }
-
-    /// Changes the allocation of `extent`, in the manner of fallocate's flags.
-    pub(crate) async fn allocate(&self, mode: u32, extent: Extent) -> io::Result<()> {
-        let verb = Verb::Allocate { mode, offset: extent.offset.0, length: extent.length.0 };
-        self.helper.perform(verb, self.number).await
-    }
-}
-
-impl Drop for HelpedFile {
-    /// Whoever opens the file next must find its lock free.
-    fn drop(&mut self) {
-        if let Some(Known { helper, number }) = self.known.get_mut().take() {
-            let _ = helper.ask(Verb::Close, number, None, CLOSE_LIMIT);
-        }
-    }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,20 +26,20 @@ pub(super) fn serve() -> ExitCode {
     }
     let _ = rustix::thread::set_name(c"transhume-sync");
     let threads = Threads::default();
-    let mut files: HashMap<u64, Arc<File>> = HashMap::new();
-    while let Ok(Some((message, file))) = receive_message(std::io::stdin().as_fd()) {
+    let mut files: HashMap<u64, Arc<Held>> = HashMap::new();
+    while let Ok(Some((message, opened))) = receive_message(std::io::stdin().as_fd()) {
         let Message { id, verb, .. } = message;
         match (verb, files.get(&message.file)) {
             (Verb::Open, _) => {
-                files.extend(file.map(|file| (message.file, Arc::new(File::from(file)))));
+                files.extend(Held::of(opened).map(|held| (message.file, Arc::new(held))));
                 answer(id, Ok(()));
             }
             (Verb::Close, _) => {
                 files.remove(&message.file);
                 answer(id, Ok(()));
             }
-            (_, Some(file)) => threads.run(Work { id, verb, file: Arc::clone(file) }),
-            (_, None) => answer(id, Err(std::io::Error::from_raw_os_error(libc::EBADF))),
+            (_, Some(held)) => threads.run(Work { id, verb, held: Arc::clone(held) }),
+            (_, None) => answer(id, Err(unknown())),
         }
     }
     // What still waits for a device is left to the kernel.
@@ -51,24 +51,49 @@ fn answer(id: u64, outcome: std::io::Result<()>) {
     let _ = send(std::io::stdin(), &Answer { id, outcome }.to_bytes(), SendFlags::NOSIGNAL);
 }
 
-struct Work {
-    id: u64,
-    verb: Verb,
-    file: Arc<File>,
+/// What is said of a file that has not come; no call says it of one that has.
+fn unknown() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::EBADF)
 }
 
-impl Work {
-    fn carry_out(self) {
-        let outcome = match self.verb {
+/// An open file and its witness. They are let go of together: the lock is on the first.
+struct Held {
+    file: File,
+    witness: Option<File>,
+}
+
+impl Held {
+    fn of(opened: Vec<OwnedFd>) -> Option<Self> {
+        let mut opened = opened.into_iter().map(File::from);
+        Some(Self { file: opened.next()?, witness: opened.next() })
+    }
+
+    fn carry_out(&self, verb: Verb) -> std::io::Result<()> {
+        match verb {
             Verb::Allocate { mode, offset, length } => {
                 let extent = Extent::new(Bytes(offset), Bytes(length));
                 allocate(&self.file, FallocateFlags::from_bits_retain(mode), extent)
             }
-            Verb::Sync => retry(|| Ok(rustix::fs::fdatasync(&self.file)?)),
+            Verb::Sync { by_witness } => {
+                let file = if by_witness { self.witness.as_ref().ok_or_else(unknown)? } else { &self.file };
+                retry(|| Ok(rustix::fs::fdatasync(file)?))
+            }
             Verb::Open | Verb::Close => Ok(()),
-        };
+        }
+    }
+}
+
+struct Work {
+    id: u64,
+    verb: Verb,
+    held: Arc<Held>,
+}
+
+impl Work {
+    fn carry_out(self) {
+        let outcome = self.held.carry_out(self.verb);
         // First let go of, so that who is told that all is done may close it.
-        drop(self.file);
+        drop(self.held);
         answer(self.id, outcome);
     }
 }

@@ -9,7 +9,8 @@ use env::{EnvRef, RealEnv};
 use nbd::{NbdDevice, NbdUri};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{HANG, World};
+use crate::support::load::Load;
+use crate::support::{HANG, World, same};
 
 /// The helpers of the process `pid`.
 fn helpers_of(pid: u32) -> Vec<u32> {
@@ -107,4 +108,25 @@ fn a_helper_that_dies_is_replaced_by_another() {
     wait_until("it lives", || name_of(helpers[0]) != "transhume-sync");
     use_volume(&uri);
     assert_eq!(helpers_of(world.pid()).len(), 1);
+}
+
+#[test]
+fn helpers_that_are_killed_while_a_guest_flushes_cost_it_nothing() {
+    let world = World::new();
+    let image = world.image("x.img", 4 << 20, 65536);
+    let load = Load::start(&world.attach("x", &image), &image, 81);
+    for _ in 0..20 {
+        // Flushes among it: an error of one ends the guest.
+        load.goes_on();
+        for helper in helpers_of(world.pid()) {
+            // It may be gone already.
+            let _ = kill_process(process(helper), Signal::KILL);
+        }
+    }
+    load.goes_on();
+    let volumes = world.json(&["volume", "ls"]);
+    assert!(volumes[0]["problem"].is_null(), "{volumes}\n{}", world.log());
+    let log = world.log();
+    assert!(!log.contains("a sync failed"), "{log}");
+    same(&image, &load.finish());
 }
