@@ -35,6 +35,8 @@ type Work = Box<dyn FnOnce() + Send>;
 /// The threads of one device. They end with this, but for those that the device keeps.
 pub(crate) struct Apart {
     shared: Arc<Shared>,
+    /// The device's files, which whoever has this keeps open.
+    kept: Vec<u32>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -54,13 +56,14 @@ struct Queue {
 }
 
 impl Apart {
-    pub(crate) fn new() -> Self {
-        Self { shared: Arc::default(), threads: Mutex::default() }
+    /// Of the device whose files these are: the caller keeps them open as long as this.
+    pub(crate) fn new<'a>(files: impl IntoIterator<Item = &'a File>) -> Self {
+        let kept = files.into_iter().filter_map(|file| u32::try_from(file.as_raw_fd()).ok()).collect();
+        Self { shared: Arc::default(), kept, threads: Mutex::default() }
     }
 
-    /// Has a thread of the device carry out `work`, which uses `files` and no others, and waits for it. The caller keeps `files` open.
-    /// Where there are no threads to be had it is carried out here.
-    pub(crate) fn perform<T: Send + 'static>(&self, files: &[&File], work: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Has a thread of the device carry out `work`, which uses the device's files and no others, and waits for it. Where there are no threads to be had it is carried out here.
+    pub(crate) fn perform<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, outcome) = sync_channel(1);
         let work = move || {
             let result = work();
@@ -75,15 +78,14 @@ impl Apart {
             needs_thread
         };
         if needs_thread {
-            self.start_thread(files);
+            self.start_thread();
         }
         self.shared.wake.notify_one();
         outcome.recv().expect("whoever takes work carries it out")
     }
 
-    fn start_thread(&self, files: &[&File]) {
-        let kept: Vec<u32> = files.iter().filter_map(|file| u32::try_from(file.as_raw_fd()).ok()).collect();
-        let shared = Arc::clone(&self.shared);
+    fn start_thread(&self) {
+        let (shared, kept) = (Arc::clone(&self.shared), self.kept.clone());
         let started = std::thread::Builder::new().name("device".to_owned()).spawn(move || serve(&shared, &kept));
         let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
@@ -173,9 +175,9 @@ mod tests {
         let (own, other) = (file("own"), file("other"));
         let descriptors = [own.as_raw_fd(), other.as_raw_fd()];
         let has = |descriptor: i32| std::fs::read_link(format!("/proc/thread-self/fd/{descriptor}"));
-        let threads = Apart::new();
+        let threads = Apart::new([&*own]);
         let look = move || descriptors.map(|descriptor| has(descriptor).is_ok());
-        assert_eq!(threads.perform(&[&own], look), [true, false]);
+        assert_eq!(threads.perform(look), [true, false]);
         assert!(descriptors.iter().all(|descriptor| has(*descriptor).is_ok()), "the process has lost a file");
         rustix::fs::flock(&*own, rustix::fs::FlockOperation::LockExclusive).expect("locked");
         drop((threads, own));
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn many_requests_are_carried_out_at_once_and_each_gets_its_own_answer() {
-        let threads = Arc::new(Apart::new());
+        let threads = Arc::new(Apart::new([]));
         let askers: Vec<_> = (0..100_u64)
             .map(|number| {
                 let threads = Arc::clone(&threads);
@@ -195,7 +197,7 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(5));
                         number
                     };
-                    threads.perform(&[], work) == number
+                    threads.perform(work) == number
                 })
             })
             .collect();

@@ -9,6 +9,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
+use crate::apart::Apart;
 use crate::calls::{allocate, retry};
 use crate::helper::{HelpedFile, Known};
 use crate::ring::{Request, Rings};
@@ -34,9 +35,10 @@ impl Executor {
     }
 
     /// io_uring where it may be used, and threads for what it has no request for.
-    pub(crate) fn rings(is_direct: bool) -> Self {
+    /// `files` are all that it is asked to use, and stay open as long as it.
+    pub(crate) fn rings<'a>(is_direct: bool, files: impl IntoIterator<Item = &'a File>) -> Self {
         // Past the page cache a whole request goes to the device at once.
-        let rings = Rings::new(if is_direct { usize::MAX } else { WRITE_CALL_BYTES_MAX });
+        let rings = Rings::new(Apart::new(files), if is_direct { usize::MAX } else { WRITE_CALL_BYTES_MAX });
         if let Err(error) = &rings {
             tracing::warn!(%error, "io_uring may not be used here: threads do its work at a higher cost");
         }

@@ -123,7 +123,9 @@ impl Pending {
         let work = move || {
             let Self { request, file, _permit: permit, answer } = self;
             let (used, bytes_max) = (Arc::clone(&file), waiting.write_bytes_max);
-            let answered = waiting.apart.perform(&[&file], move || request.carry_out(&used, bytes_max));
+            let answered = waiting.apart.perform(move || request.carry_out(&used, bytes_max));
+            // The last who has it lets go of it here, and not in a thread of the device.
+            drop(file);
             drop(permit);
             // Nobody may wait any more.
             let _ = answer.send(answered);
@@ -138,10 +140,10 @@ impl Pending {
 impl Rings {
     /// Rings, if the kernel has them and this process may use them.
     /// A write that would wait carries out no more than `write_bytes_max` at a time.
-    pub(crate) fn new(write_bytes_max: usize) -> io::Result<Self> {
+    pub(crate) fn new(apart: Apart, write_bytes_max: usize) -> io::Result<Self> {
         // Tried once, so that opening a backend reports it, not a later read.
         drop(new_uring()?);
-        let waiting = Waiting { apart: Apart::new(), has_writes: AtomicBool::new(false), write_bytes_max };
+        let waiting = Waiting { apart, has_writes: AtomicBool::new(false), write_bytes_max };
         let depth = Arc::new(Semaphore::new(DEPTH as usize));
         Ok(Self { rings: Mutex::default(), depth, waiting: Arc::new(waiting) })
     }

@@ -82,7 +82,7 @@ impl Reports {
 
     /// Whether a sync through the file that is served, by whomever, reports all there is to report.
     const fn are_with_the_file(&self) -> bool {
-        !self.unheard && !(self.by_witness && self.other_in_doubt)
+        !(self.unheard || self.by_witness && self.other_in_doubt)
     }
 }
 
