@@ -7,6 +7,7 @@
 //! | [`ImageState`] | a file | the same, and whether it is another one or of another size |
 //! | [`Tombstone`] | a block device | that its volume was moved away |
 //! | the attribute `user.transhume` | a file | the move that has brought a volume into it |
+//! | the attribute `user.transhume.layers` | a file | how often its volume has got a layer that may hold bytes |
 
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -17,7 +18,7 @@ use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::FileBackend;
-use crate::mark::marked_epoch;
+use crate::mark::{mark_layers, marked_epoch, marked_layers};
 use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of};
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
 
@@ -75,6 +76,8 @@ pub enum ImageError {
         /// The epoch that began with the move.
         epoch: u64,
     },
+    /// Its volume has got a layer of which the record does not know.
+    Layered,
 }
 
 impl ImageError {
@@ -89,7 +92,7 @@ impl ImageError {
     pub fn about(self, path: &Path) -> Error {
         let kind = match self {
             Self::Another | Self::Shorter { .. } => ErrorKind::Invalid,
-            Self::Moved { .. } | Self::Newer { .. } => ErrorKind::Fenced,
+            Self::Moved { .. } | Self::Newer { .. } | Self::Layered => ErrorKind::Fenced,
         };
         Error::new(kind, path.display().to_string()).with_source(self)
     }
@@ -111,6 +114,9 @@ impl fmt::Display for ImageError {
                     "a move made it the volume under epoch {epoch}, which this state directory does not know of"
                 )
             }
+            Self::Layered => out.write_str(
+                "a layer was added to this volume of which this state directory does not know: it is an older copy",
+            ),
         }
     }
 }
@@ -219,6 +225,28 @@ impl PreparedTarget {
     }
 }
 
+/// Marks the file at `path` durably as the image of a volume with layers of `generation`, unless it is marked with that or a later
+/// one. A block device keeps no mark, and neither does a file that is not the `known` one, or is there no more.
+///
+/// # Errors
+/// What the operating system says.
+pub fn mark_layers_of(path: &Path, known: Option<&ImageIdentity>, generation: u64) -> Result<()> {
+    let attempt = |error| Error::from_os(error, format!("marking {}", path.display()));
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        opened => opened.map_err(attempt)?,
+    };
+    let is_known = match known {
+        Some(known) => known.check(&ImageIdentity::of(&file).map_err(attempt)?).is_ok(),
+        None => true,
+    };
+    let is_file = file.metadata().map_err(attempt)?.is_file();
+    if !is_known || !is_file || marked_layers(&file) >= Some(generation) {
+        return Ok(());
+    }
+    mark_layers(&file, generation).and_then(|()| file.sync_all()).map_err(attempt)
+}
+
 impl FileBackend {
     /// Which file or block device it is, and how long.
     ///
@@ -250,6 +278,12 @@ impl FileBackend {
     #[must_use]
     pub fn marked_epoch(&self) -> Option<u64> {
         marked_epoch(self.file())
+    }
+
+    /// The generation of its volume's layers that this file names, if it names one.
+    #[must_use]
+    pub fn marked_layers(&self) -> Option<u64> {
+        marked_layers(self.file())
     }
 }
 
@@ -292,6 +326,21 @@ mod tests {
         unmark(file.as_file()).expect("taken off");
         unmark(file.as_file()).expect("twice does no harm");
         assert_eq!(marked_epoch(file.as_file()), None);
+    }
+
+    #[test]
+    fn a_mark_of_layers_grows_and_is_of_the_known_file_only() {
+        let (image, other) = (file(4096), file(4096));
+        let known = ImageIdentity::of(image.as_file()).expect("looked");
+        mark_layers_of(image.path(), Some(&known), 2).expect("marked");
+        mark_layers_of(image.path(), Some(&known), 1).expect("it has a later one");
+        assert_eq!(marked_layers(image.as_file()), Some(2));
+        assert_eq!(marked_epoch(image.as_file()), None);
+        mark_layers_of(other.path(), Some(&known), 3).expect("another file is left alone");
+        assert_eq!(marked_layers(other.as_file()), None);
+        mark_layers_of(Path::new("/var/tmp/no-such-image"), Some(&known), 3).expect("it is not there");
+        unmark(image.as_file()).expect("taken off");
+        assert_eq!(marked_layers(image.as_file()), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod tombstone;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
-pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes};
+pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes, mark_layers_of};
 pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;

@@ -218,7 +218,11 @@ impl Daemon {
         match place {
             Location::Local(spec) => {
                 let open_backend = self.backends.open_backend(spec, open_options, &*self.env).await?;
-                open_backend.require_image(volume.document().image_of(place))?;
+                let document = volume.document();
+                open_backend.require_image(document.image_of(place))?;
+                if !open_options.read_only && document.backend == *place {
+                    volume.journal.mark_image();
+                }
                 Ok(open_backend)
             }
             Location::Remote(remote) => OpenBackend::over_remote(self.remote_device(volume, remote)),
@@ -377,6 +381,7 @@ impl Daemon {
             incoming: None,
             id: None,
             layers: Vec::new(),
+            layers_generation: open_backend.marked_layers().unwrap_or_default(),
         };
         let clients = document.clients();
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;

@@ -125,6 +125,10 @@ pub struct VolumeDocument {
     /// The layers over the backend, the lowest first. While one of them may hold bytes the backend alone is not the volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,
+    /// Counts how often a layer, or an overlay of a snapshot move, has begun to hold bytes that what lies below lacks. The image is
+    /// marked with it: a record with a smaller number than its image is an older copy.
+    #[serde(default)]
+    pub layers_generation: u64,
 }
 
 /// A volume that another host moves here.

@@ -101,7 +101,44 @@ impl VolumeJournal {
         Ok(())
     }
 
-    /// The same for what is being done to the volume. Without a job there is nothing to change.
+    /// The same for a change after which a layer may hold bytes that what lies below lacks. Before it holds any, the image is marked,
+    /// too: an older record is refused from then on. What fails here has changed nothing, unless even that cannot be stored.
+    pub(crate) async fn begin_holding(&self, change: impl FnOnce(&mut VolumeDocument) + Send) -> block::Result<()> {
+        let _turn = self.turn.lock().await;
+        let before = self.document();
+        let mut document = VolumeDocument::clone(&before);
+        change(&mut document);
+        document.layers_generation += 1;
+        let document = document.with_version();
+        self.file.store(&document).await?;
+        if let Err(error) = self.mark_as(&document) {
+            self.file.store(&before).await?;
+            return Err(error);
+        }
+        *self.current.lock() = Arc::new(document);
+        Ok(())
+    }
+
+    /// Marks the image with what is on record of the layers, unless it is: after a crash, or when it is in a new place.
+    pub(crate) fn mark_image(&self) {
+        let document = self.document();
+        if document.layers_generation > 0
+            && let Err(error) = self.mark_as(&document)
+        {
+            tracing::warn!(
+                volume = document.name,
+                error = error.chain(),
+                "the image could not be marked with its layers"
+            );
+        }
+    }
+
+    fn mark_as(&self, document: &VolumeDocument) -> block::Result<()> {
+        let Some(image) = document.backend.local_path() else { return Ok(()) };
+        self.backends.mark_layers(image, document.image_of(&document.backend), document.layers_generation)
+    }
+
+    /// Stores what `change` makes of what is being done to the volume. Without a job there is nothing to change.
     pub(crate) async fn update_job(&self, change: impl FnOnce(&mut JobDocument) + Send) -> block::Result<()> {
         self.update(|document| _ = document.job.as_deref_mut().map(change)).await
     }

@@ -54,9 +54,14 @@ pub enum MovedRule {
     /// No device with a tombstone is written.
     #[default]
     Refuse,
-    /// The volume's record is of this epoch. A tombstone that is no older says that the volume is elsewhere, and so does a
-    /// move that is newer: the record is an old copy.
-    Since(u64),
+    /// What the volume's record says.
+    Since {
+        /// Its epoch. A tombstone that is no older says that the volume is elsewhere, and so does a move that is newer: the record
+        /// is an old copy.
+        epoch: u64,
+        /// The generation of its layers. So it is if the file is marked with a later one.
+        layers: u64,
+    },
     /// It is the target of a move, which may be overwritten.
     Allow,
 }
@@ -404,6 +409,11 @@ impl OpenBackend {
         self.backend.as_ref().and_then(|backend| backend.marked_epoch())
     }
 
+    /// The generation of its volume's layers that it names, if it names one.
+    pub(crate) fn marked_layers(&self) -> Option<u64> {
+        self.backend.as_ref().and_then(|backend| backend.marked_layers())
+    }
+
     /// Whether it is a block device.
     pub(crate) fn is_block_device(&self) -> bool {
         self.backend.as_ref().is_some_and(|backend| backend.is_block_device())
@@ -426,16 +436,21 @@ impl OpenBackend {
 
 /// Refuses what its own bytes or attributes say is not the volume any more.
 async fn refuse_moved(backend: &FileBackend, rule: MovedRule) -> block::Result<()> {
-    let since = match rule {
+    let (since, known_layers) = match rule {
         MovedRule::Allow => return Ok(()),
-        MovedRule::Refuse => 0,
-        MovedRule::Since(epoch) => epoch,
+        MovedRule::Refuse => (0, None),
+        MovedRule::Since { epoch, layers } => (epoch, Some(layers)),
     };
     if let Some(tombstone) = backend.tombstone().await?.filter(|tombstone| tombstone.epoch >= since) {
         return Err(ImageError::Moved { epoch: tombstone.epoch }.about(backend.path()));
     }
-    let newer = backend.marked_epoch().filter(|epoch| since > 0 && *epoch > since);
-    newer.map_or(Ok(()), |epoch| Err(ImageError::Newer { epoch }.about(backend.path())))
+    if let Some(epoch) = backend.marked_epoch().filter(|epoch| since > 0 && *epoch > since) {
+        return Err(ImageError::Newer { epoch }.about(backend.path()));
+    }
+    match known_layers {
+        Some(known) if backend.marked_layers() > Some(known) => Err(ImageError::Layered.about(backend.path())),
+        _ => Ok(()),
+    }
 }
 
 /// Takes QEMU's locks. The requests that a dead QEMU has in flight keep its locks for a moment. A live QEMU keeps them

@@ -106,7 +106,19 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
-        Box::pin(self.journal.update_job(move |job| job.overlays = numbers))
+        let recorded = self.recorded();
+        let holds_more = numbers.iter().any(|number| !recorded.contains(number));
+        let change = move |document: &mut VolumeDocument| {
+            if let Some(job) = document.job.as_deref_mut() {
+                job.overlays = numbers;
+            }
+        };
+        Box::pin(async move {
+            match holds_more {
+                true => self.journal.begin_holding(change).await,
+                false => self.journal.update(change).await,
+            }
+        })
     }
 
     fn remove(&self, number: u32) -> IoFuture<'_, ()> {

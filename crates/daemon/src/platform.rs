@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{
-    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageState, OpenOptions, PreparedTarget, Retired,
-    Retiring, TargetError, TargetRequest, in_place, is_deleted, prepare_target, remove_unless_used, retire_source,
+    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, OpenOptions, PreparedTarget,
+    Retired, Retiring, TargetError, TargetRequest, in_place, is_deleted, mark_layers_of, prepare_target,
+    remove_unless_used, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
@@ -149,6 +150,14 @@ pub trait Backends: OverlayBackends {
     /// # Errors
     /// What the place says.
     fn mark(&self, _target: &PreparedTarget, _epoch: u64, _volume: &str) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    /// See [`mark_layers_of`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn mark_layers(&self, _image: &Path, _known: Option<&ImageIdentity>, _generation: u64) -> block::Result<()> {
         Ok(())
     }
 
@@ -505,6 +514,10 @@ impl Backends for RealBackends {
 
     fn mark(&self, target: &PreparedTarget, epoch: u64, volume: &str) -> Result<(), TargetError> {
         in_place(|| target.mark(epoch, volume))
+    }
+
+    fn mark_layers(&self, image: &Path, known: Option<&ImageIdentity>, generation: u64) -> block::Result<()> {
+        in_place(|| mark_layers_of(image, known, generation))
     }
 
     fn committed_epoch<'a>(&'a self, target: &'a PreparedTarget) -> BoxFuture<'a, Option<u64>> {

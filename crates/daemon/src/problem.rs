@@ -179,6 +179,10 @@ const fn of_image(error: &ImageError) -> &'static str {
             "use the volume where it was moved to; a state directory from a backup is older than that. To use this device for \
              something else, write zeroes over its first 4 KiB"
         }
+        ImageError::Layered => {
+            "put back a newer state directory, one that knows the layer. If there is none, or the layer is gone again: `setfattr -x \
+             user.transhume.layers` on the image has it served without what only the layer has"
+        }
         _ => "put back the newest state directory, or attach the volume anew from where it is",
     }
 }

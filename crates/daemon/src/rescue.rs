@@ -165,6 +165,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     }
     let open_options = volume.open_options(config.lock_wait());
     let open_backend = open(&document, &open_options, &config, (&backends, &env)).await?;
+    volume.journal.mark_image();
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
     let overlay_context = OverlayContext {

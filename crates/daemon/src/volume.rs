@@ -122,7 +122,7 @@ impl Volume {
             lock_wait,
             qemu,
             unlocked: false,
-            moved: MovedRule::Since(document.epoch),
+            moved: MovedRule::Since { epoch: document.epoch, layers: document.layers_generation },
         }
     }
 

@@ -321,6 +321,96 @@ fn a_journal_from_the_middle_of_a_move_does_not_go_on_with_it_when_a_file_tells_
     assert!(std::fs::read(&to).expect("read") == live, "the live volume was changed");
 }
 
+/// Adds a layer of this kind to `x`, or has the one that is there hold bytes.
+fn begin_to_hold(world: &World, kind: &str) {
+    match kind {
+        "snapshot" => world.json(&["volume", "snapshot", "add", "x", "s1"]),
+        "cache" => world.json(&["volume", "layer", "set", "x", "cache", "--mode", "write-back"]),
+        "surrogate" => {
+            let add = ["volume", "layer", "add", "x", "surrogate", "--surrogate", "fast", "--sole-copy"];
+            world.json(&[&add[..], &["--surrogate-on-flash"]].concat())
+        }
+        _ => {
+            let slow = ["move", "x", "--to", &target(&world.path("new.img")), "--strategy", "snapshot"];
+            let job = world.json(&[&slow[..], &["--bandwidth", "1MiB/s", "--detach"]].concat());
+            wait_until("no overlay is made", world, || !world.files(".disk.img.overlay-").is_empty());
+            wait_until("nothing is marked", world, || has_layers_mark(&world.path("disk.img")));
+            job
+        }
+    };
+}
+
+fn has_layers_mark(image: &Path) -> bool {
+    let mut value = [0_u8; 64];
+    rustix::fs::getxattr(image, "user.transhume.layers", &mut value).is_ok()
+}
+
+#[test]
+fn a_state_directory_from_before_a_layer_does_not_serve_the_image_without_it() {
+    for kind in ["snapshot", "cache", "surrogate", "snapshot move"] {
+        let mut world = World::new();
+        let image = world.image("disk.img", 16 * MIB, 65536);
+        let uri = world.attach("x", &image);
+        let store = |name: &str| format!("file:{},size=64MiB", world.text(name));
+        if kind == "cache" {
+            world.json(&["cache", "create", "ssd", "--store", &store("ssd")]);
+            let add = ["volume", "layer", "add", "x", "cache", "--cache", "ssd", "--size", "8MiB"];
+            world.json(&[&add[..], &["--mode", "write-through"]].concat());
+        }
+        if kind == "surrogate" {
+            world.json(&["surrogate", "create", "fast", "--partition", "32MiB", "--store", &store("fast")]);
+        }
+        assert!(!has_layers_mark(&image), "{kind}: nothing holds bytes yet");
+        back_up(&world, "before");
+        begin_to_hold(&world, kind);
+        tool("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 4k", "-c", "flush", &uri]);
+        world.kill();
+        std::fs::rename(world.path("state"), world.path("newest")).expect("renamed");
+        let there = std::fs::read(&image).expect("read");
+        tool("cp", &["-a", &world.text("before"), &world.text("state")]);
+        world.start();
+        is_down(&world, "x", "a layer was added to this volume of which this state directory does not know");
+        assert!(std::fs::read(&image).expect("read") == there, "{kind}: the image was written to");
+        if kind == "snapshot" {
+            restore(&mut world, "newest");
+            assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
+            let said = tool("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 4k", &uri]);
+            assert!(!said.contains("verification failed"), "{said}");
+            restore(&mut world, "before");
+        }
+        // Whoever means the image as it is says so.
+        world.json(&["volume", "detach", "x"]);
+        world.attach("x", &image);
+        world.terminate();
+        world.start();
+        assert_eq!(show(&world, "x")["state"], "serving", "{kind}: {}", world.log());
+    }
+}
+
+#[test]
+fn a_mark_of_layers_is_written_again_where_it_is_missing() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 16 * MIB, 65536);
+    world.attach("x", &image);
+    world.json(&["volume", "snapshot", "add", "x", "s1"]);
+    world.terminate();
+    // As after a crash between the record and the mark.
+    rustix::fs::removexattr(&image, "user.transhume.layers").expect("removed");
+    world.start();
+    assert_eq!(show(&world, "x")["state"], "serving");
+    assert!(has_layers_mark(&image));
+    let to = world.path("new.img");
+    std::fs::write(&to, vec![OLD; MIB as usize]).expect("written");
+    rustix::fs::setxattr(&to, "user.transhume.layers", b"9", rustix::fs::XattrFlags::empty()).expect("marked");
+    // What the target was marked with was another volume's.
+    let over = world.json(&["move", "x", "--to", &target(&to), "--overwrite"]);
+    assert_eq!(over["state"], "done", "{over}");
+    world.terminate();
+    world.start();
+    assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
+    assert!(has_layers_mark(&to));
+}
+
 #[test]
 fn a_disk_whose_image_was_replaced_is_not_given_back_to_its_vm_and_a_move_saves_it() {
     let world = World::new();

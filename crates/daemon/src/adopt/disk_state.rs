@@ -128,7 +128,7 @@ impl Daemon {
             return Error::new(ErrorCode::BackendLocked, format!("the backend: {}", error.chain())).with_hint(hint);
         }
         let of_backend = of_backend(error, "the backend");
-        match is_adopted && ImageError::of(error).is_some() {
+        match is_adopted && ImageError::of(error).is_some_and(|image| *image != ImageError::Layered) {
             true => of_backend.with_hint(format!(
                 "put back the one that was served, and it is served again; if this one is meant, end the VM and `transhume \
                  release {}`",

@@ -201,6 +201,7 @@ impl Daemon {
             }),
             id: None,
             layers: Vec::new(),
+            layers_generation: 0,
         }
     }
 

@@ -160,10 +160,13 @@ impl Daemon {
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
         device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
         let id = random_uuid(&*self.env);
+        // What both hosts reach may have had layers at the other one.
+        let marked = volume.incoming.lock().as_ref().and_then(|incoming| incoming.open_backend.marked_layers());
         // Once the volume is held its VM may run, and its record says no more how the cache comes.
         let asked = self.shared_place_of(&incoming.host, &volume.name).and_then(|(_, _, cache)| cache);
         let stored = volume.journal.update(|document| {
             document.epoch = epoch;
+            document.layers_generation = document.layers_generation.max(marked.unwrap_or_default());
             document.take_layers_of_machine(id);
             if let Some(incoming) = &mut document.incoming {
                 // Its guest comes through the other host. Whoever came to an export here would write beside that.

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::StackedCache;
 use crate::daemon::Daemon;
-use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, random_uuid};
+use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, VolumeDocument, random_uuid};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
@@ -192,7 +192,7 @@ async fn believe_cache(volume: &Volume, mode: CacheMode) -> Result<()> {
     let cache = stacked.filter();
     let writes_back = mode == CacheMode::WriteBack && set.mode == CacheMode::WriteThrough;
     let mut is_believed = false;
-    let stored = volume.journal.update(|document| {
+    let change = |document: &mut VolumeDocument| {
         document.change_cache(layer.id, |layer, state| {
             // A flash that fails has that on record after this, or is seen here.
             is_believed = layer.trust != CacheTrust::Gone && !cache.status().has_failed;
@@ -203,8 +203,12 @@ async fn believe_cache(volume: &Volume, mode: CacheMode) -> Result<()> {
                 (layer.mode, *state) = (CacheMode::WriteBack, LayerState::MayHold);
             }
         });
-    });
-    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+    };
+    let stored = match writes_back {
+        true => volume.journal.begin_holding(change).await,
+        false => volume.journal.update(change).await,
+    };
+    stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
     if is_believed && writes_back {
         // On record before the first write that only the flash has.
         let changed = cache.set_mode(CacheMode::WriteBack).await;

@@ -188,8 +188,12 @@ impl Daemon {
 
     /// Puts an empty cache on record and into the guest's path.
     async fn insert_cache(&self, volume: &Volume, layer: LayerDocument, stacked: StackedCache) -> Result<()> {
-        let id = layer.id;
-        let stored = volume.journal.update(|document| document.layers.insert(0, layer)).await;
+        let (id, may_hold) = (layer.id, layer.may_hold());
+        let insert = |document: &mut VolumeDocument| document.layers.insert(0, layer);
+        let stored = match may_hold {
+            true => volume.journal.begin_holding(insert).await,
+            false => volume.journal.update(insert).await,
+        };
         if let Err(error) = stored {
             // Whether it is on record the next start finds out; nothing is in it.
             stacked.close().await;
@@ -371,12 +375,13 @@ fn of_emptying(volume: &Volume, error: &block::Error) -> Error {
 async fn change_mode(volume: &Volume, stacked: &StackedCache, mode: CacheMode) -> Result<()> {
     let id = stacked.id;
     if mode == CacheMode::WriteBack {
-        volume
-            .note_cache(id, |cache, state| {
+        let stored = volume.journal.begin_holding(|document| {
+            document.change_cache(id, |cache, state| {
                 cache.mode = mode;
                 *state = LayerState::MayHold;
-            })
-            .await?;
+            });
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         return stacked.cache.set_mode(mode).await.map_err(|error| of_backend(&error, "changing the cache's mode"));
     }
     let changed = stacked.cache.set_mode(mode).await;

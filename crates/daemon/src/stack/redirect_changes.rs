@@ -203,7 +203,7 @@ impl Daemon {
         stacked: StackedRedirect,
     ) -> Result<()> {
         let (id, new_volume_id) = (layer.id, random_uuid(&*self.env));
-        let stored = volume.journal.update(|document| {
+        let stored = volume.journal.begin_holding(|document| {
             document.id.get_or_insert(new_volume_id);
             document.layers.insert(0, layer);
         });

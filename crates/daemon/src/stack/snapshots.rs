@@ -181,7 +181,7 @@ impl Daemon {
         let layer = LayerDocument { id, kind: LayerKind::Overlay(overlay), state: LayerState::MayHold };
         let next = self.make_overlay(base, &layer, &image).await?;
         let volume_id = random_uuid(&*self.env);
-        let stored = volume.journal.update(|document| {
+        let stored = volume.journal.begin_holding(|document| {
             document.id.get_or_insert(volume_id);
             document.layers.push(layer.clone());
         });
@@ -239,7 +239,7 @@ impl Daemon {
         };
         let discarded: Vec<LayerDocument> =
             document.layers.iter().filter(|layer| layer.overlay().is_some()).skip(index).cloned().collect();
-        let stored = volume.journal.update(|document| {
+        let stored = volume.journal.begin_holding(|document| {
             let is_discarded = |layer: &LayerDocument| discarded.iter().any(|gone| gone.id == layer.id);
             document.layers.retain(|layer| !is_discarded(layer));
             document.layers.push(layer);
