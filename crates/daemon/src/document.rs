@@ -12,6 +12,7 @@
 
 mod layer;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::v1::MoveRequest;
@@ -259,6 +260,9 @@ pub struct JobDocument {
     /// While there are any, the backend alone is not the volume.
     #[serde(default)]
     pub overlays: Vec<u32>,
+    /// Which file each of them is, by their numbers, where that is known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub overlay_files: BTreeMap<u32, ImageIdentity>,
     /// Where the layers that hold bytes are once the target holds the volume, under the same identities.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,

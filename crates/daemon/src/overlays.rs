@@ -7,11 +7,13 @@
 //!
 //! Earlier versions put all but the first beside the target, where they are found.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
+use backends::ImageIdentity;
 use block::{BufferPool, Bytes, Device, IoFuture};
 use env::EnvRef;
 use migrate::{SnapshotStore, Snapshots};
@@ -83,8 +85,15 @@ impl OverlayFiles {
         if !is_beside(&self.source) && is_beside(&self.target) { &self.target } else { &self.source }
     }
 
+    /// Which file overlay `number`, which is open, is.
+    fn identity(&self, number: u32) -> Option<ImageIdentity> {
+        let document = self.journal.document();
+        let known = document.job.as_ref().and_then(|job| job.overlay_files.get(&number)).cloned();
+        known.or_else(|| self.overlay_context.backends.overlay_identity(self.image(number), number))
+    }
+
     fn opening(&self) -> OverlayOpening<'_> {
-        OverlayOpening { lock_wait: self.lock_wait, reserve: true, env: &*self.overlay_context.env }
+        OverlayOpening { lock_wait: self.lock_wait, reserve: true, known: None, env: &*self.overlay_context.env }
     }
 }
 
@@ -102,18 +111,25 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn open(&self, number: u32) -> IoFuture<'_, Device> {
-        self.overlay_context.backends.open_overlay(self.image(number), number, self.opening())
+        Box::pin(async move {
+            let document = self.journal.document();
+            let known = document.job.as_ref().and_then(|job| job.overlay_files.get(&number));
+            let opening = OverlayOpening { known, ..self.opening() };
+            self.overlay_context.backends.open_overlay(self.image(number), number, opening).await
+        })
     }
 
     fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
         let recorded = self.recorded();
         let holds_more = numbers.iter().any(|number| !recorded.contains(number));
-        let change = move |document: &mut VolumeDocument| {
-            if let Some(job) = document.job.as_deref_mut() {
-                job.overlays = numbers;
-            }
-        };
         Box::pin(async move {
+            let found: BTreeMap<u32, ImageIdentity> =
+                numbers.iter().filter_map(|number| Some((*number, self.identity(*number)?))).collect();
+            let change = move |document: &mut VolumeDocument| {
+                if let Some(job) = document.job.as_deref_mut() {
+                    (job.overlays, job.overlay_files) = (numbers, found);
+                }
+            };
             match holds_more {
                 true => self.journal.begin_holding(change).await,
                 false => self.journal.update(change).await,

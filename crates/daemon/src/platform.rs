@@ -43,6 +43,8 @@ use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
 use crate::workers::Worker;
 
+pub use overlay_files::FreeSpace;
+
 /// How long a start waits for a target to say whether a move was committed to it.
 const MARK_LIMIT: Duration = Duration::from_secs(1);
 
@@ -265,13 +267,18 @@ pub trait OverlayBackends: Send + Sync {
     /// Opens and locks an overlay.
     ///
     /// # Errors
-    /// Not found if there is none; busy if somebody else has it; what the place says.
+    /// Not found if there is none; invalid if it is another file; busy if somebody else has it; what the place says.
     fn open_overlay<'a>(
         &'a self,
         image: &'a Path,
         number: u32,
         opening: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>>;
+
+    /// Which file an overlay is; none if nobody knows.
+    fn overlay_identity(&self, _image: &Path, _number: u32) -> Option<ImageIdentity> {
+        None
+    }
 
     /// Removes an overlay, if there is one.
     ///
@@ -307,17 +314,10 @@ pub struct OverlayOpening<'a> {
     pub lock_wait: Duration,
     /// Of one that is made: its space is its own from then on, where the place can do that.
     pub reserve: bool,
+    /// Of one that is opened: which file it must be, if that is on record.
+    pub known: Option<&'a ImageIdentity>,
     /// Clock and tasks.
     pub env: &'a dyn Env,
-}
-
-/// Room in a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreeSpace {
-    /// Which file system it is in, by number.
-    pub file_system: u64,
-    /// What anybody may still take there.
-    pub free: Bytes,
 }
 
 /// How clients come to exports.
@@ -603,6 +603,10 @@ impl OverlayBackends for RealBackends {
         opening: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
         Box::pin(overlay_files::open(image, number, opening))
+    }
+
+    fn overlay_identity(&self, image: &Path, number: u32) -> Option<ImageIdentity> {
+        in_place(|| overlay_files::identity(image, number))
     }
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {

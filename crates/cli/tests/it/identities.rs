@@ -2,6 +2,7 @@
 //! daemon runs, and state directories that come back from a backup.
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -409,6 +410,75 @@ fn a_mark_of_layers_is_written_again_where_it_is_missing() {
     world.start();
     assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
     assert!(has_layers_mark(&to));
+}
+
+#[test]
+fn an_older_copy_of_an_overlay_is_not_believed_and_the_right_one_is_looked_for() {
+    for kind in ["snapshot", "snapshot elsewhere", "reverted snapshot", "snapshot move"] {
+        let mut world = World::new();
+        let image = world.image("disk.img", 16 * MIB, 65536);
+        let uri = world.attach("x", &image);
+        let (elsewhere, aside) = (world.path("elsewhere"), world.path("aside"));
+        std::fs::create_dir(&elsewhere).expect("made");
+        let write = |pattern: u8| {
+            tool("qemu-io", &["-f", "raw", "-c", &format!("write -P {pattern} 1M 4k"), "-c", "flush", &uri]);
+        };
+        match kind {
+            "snapshot elsewhere" => {
+                world.json(&["volume", "snapshot", "add", "x", "s1", "--at", &world.text("elsewhere")]);
+            }
+            "reverted snapshot" => {
+                world.json(&["volume", "snapshot", "add", "x", "s1"]);
+                world.json(&["volume", "snapshot", "revert", "x"]);
+            }
+            _ => begin_to_hold(&world, kind),
+        }
+        write(6);
+        world.terminate();
+        let overlay = match kind {
+            "snapshot elsewhere" => elsewhere.join(".disk.img.layer.overlay-1"),
+            "snapshot move" => world.files(".disk.img.overlay-").into_iter().max().expect("there"),
+            _ => world.files(".disk.img.layer.overlay-").pop().expect("there"),
+        };
+        tool("cp", &["--sparse=always", &overlay.display().to_string(), &world.text("backup")]);
+        world.start();
+        assert_eq!(show(&world, "x")["problem"], Value::Null, "{kind}: the same one is refused\n{}", world.log());
+        write(7);
+        world.kill();
+        std::fs::rename(&overlay, &aside).expect("renamed");
+        std::fs::rename(world.path("backup"), &overlay).expect("restored");
+        let there = std::fs::read(&overlay).expect("read");
+        world.start();
+        is_down(&world, "x", "another file or block device has this name");
+        is_down(&world, "x", &overlay.file_name().expect("a name").to_string_lossy());
+        assert!(std::fs::read(&overlay).expect("read") == there, "{kind}: another file was written to");
+        std::fs::rename(&aside, &overlay).expect("put back");
+        let is_offered = || UnixStream::connect(world.path("x.sock")).is_ok();
+        wait_until("it is not served again", &world, || show(&world, "x")["problem"].is_null() && is_offered());
+        let said = tool("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 4k", &uri]);
+        assert!(!said.contains("verification failed"), "{kind}: {said}");
+    }
+}
+
+#[test]
+fn an_overlay_that_has_moved_is_known_by_its_new_file() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 * MIB, 65536);
+    world.attach("x", &image);
+    world.json(&["volume", "snapshot", "add", "x", "s1"]);
+    let to = world.path("new.img");
+    let over = world.json(&["move", "x", "--to", &target(&to)]);
+    assert_eq!(over["state"], "done", "{over}");
+    // Its overlay lies beside the target now, and is another file.
+    let overlay = world.files(".new.img.layer.overlay-").pop().expect("there");
+    world.terminate();
+    world.start();
+    assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
+    world.terminate();
+    std::fs::copy(&overlay, world.path("copy")).expect("copied");
+    std::fs::rename(world.path("copy"), &overlay).expect("replaced");
+    world.start();
+    is_down(&world, "x", "another file or block device has this name");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use backends::ImageIdentity;
 use filters::{CacheMode, CachePolicy};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -44,6 +45,10 @@ pub struct OverlayLayer {
     pub directory: Option<PathBuf>,
     /// When the snapshot was taken, in milliseconds since 1970.
     pub created_unix_ms: u64,
+    /// Which file of this host it is, whatever its name leads to later. Earlier versions kept none: the first opening that finds
+    /// none notes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<Box<ImageIdentity>>,
 }
 
 /// Limits of what clients may ask for.
@@ -162,6 +167,14 @@ impl LayerDocument {
     }
 
     /// The same, to change what is said of it.
+    pub(crate) const fn overlay_mut(&mut self) -> Option<&mut OverlayLayer> {
+        match &mut self.kind {
+            LayerKind::Overlay(overlay) => Some(overlay),
+            LayerKind::Throttle(_) | LayerKind::Redirect(_) | LayerKind::Cache(_) => None,
+        }
+    }
+
+    /// The cache, to change what is said of it.
     pub(crate) const fn cache_mut(&mut self) -> Option<&mut CacheLayer> {
         match &mut self.kind {
             LayerKind::Cache(cache) => Some(cache),
@@ -229,7 +242,8 @@ mod tests {
 
     #[test]
     fn layers_are_written_as_documented() {
-        let overlay = OverlayLayer { name: "before".to_owned(), number: 3, directory: None, created_unix_ms: 7 };
+        let overlay =
+            OverlayLayer { name: "before".to_owned(), number: 3, directory: None, created_unix_ms: 7, file: None };
         let layer = LayerDocument { id: Uuid::nil(), kind: LayerKind::Overlay(overlay), state: LayerState::MayHold };
         let written = serde_json::to_value(&layer).expect("plain data");
         assert_eq!(

@@ -1,5 +1,6 @@
 //! A move is asked for: everything that can be wrong with it is found here, before anything counts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
@@ -19,7 +20,9 @@ use crate::location::{Destination, JobTarget, Location, require_here, require_lo
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::remote::of_wire;
-use crate::stack::{layers_elsewhere, make_layer_files, refuse_draining, remove_layer_files, target_layers};
+use crate::stack::{
+    layers_elsewhere, make_layer_files, note_layer_files, refuse_draining, remove_layer_files, target_layers,
+};
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -255,7 +258,10 @@ impl Daemon {
         (id, group): (u64, Option<GroupDocument>),
         open_backend: OpenBackend,
     ) -> Result<Enlisted> {
-        let Ready { request, options, target, layers } = ready;
+        let Ready { request, options, target, mut layers } = ready;
+        if let Some(image) = target.location().local_path() {
+            note_layer_files(&*self.backends, &mut layers, image);
+        }
         let size_limit = volume_size(volume);
         let started_unix_ms = unix_ms(self.env.wall_clock());
         let document = JobDocument {
@@ -280,6 +286,7 @@ impl Daemon {
             disturbed: false,
             goes_on_disturbed: false,
             overlays: Vec::new(),
+            overlay_files: BTreeMap::new(),
             layers,
             asked: false,
             withdrawals: 0,

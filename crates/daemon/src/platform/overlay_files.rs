@@ -5,10 +5,19 @@ use std::io::{ErrorKind, Result};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions, reserve};
+use backends::{BackendSpec, CacheMode, FileBackend, ImageIdentity, OpenOptions, in_place, reserve};
 use block::{Bytes, Device};
 
-use super::{FreeSpace, OverlayOpening};
+use super::OverlayOpening;
+
+/// Room in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeSpace {
+    /// Which file system it is in, by number.
+    pub file_system: u64,
+    /// What anybody may still take there.
+    pub free: Bytes,
+}
 
 fn prefix_of(image: &Path) -> String {
     format!(".{}.overlay-", image.file_name().unwrap_or_default().to_string_lossy())
@@ -37,7 +46,8 @@ pub(super) async fn make(
     };
     let made = made.unwrap_or_else(|ended| Err(std::io::Error::other(ended)));
     made.map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
-    open(image, number, opening).await
+    // It is a new one.
+    open(image, number, OverlayOpening { known: None, ..opening }).await
 }
 
 fn make_file(path: &Path, length: Bytes, reserves: bool) -> Result<()> {
@@ -55,13 +65,28 @@ fn make_file(path: &Path, length: Bytes, reserves: bool) -> Result<()> {
 
 pub(super) async fn open(image: &Path, number: u32, opening: OverlayOpening<'_>) -> block::Result<Device> {
     let path = path_of(image, number);
+    if let Some(known) = opening.known.filter(|_| path.exists()) {
+        // Another file is not opened for writing.
+        in_place(|| known.check_name(&path))?;
+    }
     // Through the page cache: byte by byte where the volume is served so, and small writes of the map cost little.
     let spec = BackendSpec::file(&path).with_cache(CacheMode::Page);
     // What is reserved stays reserved.
     let trim = !fs::metadata(&path).is_ok_and(|found| found.blocks() * 512 >= found.len());
     let options = OpenOptions { lock_wait: Some(opening.lock_wait), trim, ..OpenOptions::default() };
     let backend = FileBackend::open(&spec, &options, opening.env).await?;
+    if let Some(known) = opening.known {
+        // The name may have changed between the look and the opening.
+        let now = backend.image();
+        let now = now.map_err(|error| block::Error::from_os(error, format!("looking at {}", path.display())))?;
+        known.check(&now).map_err(|error| error.about(&path))?;
+    }
     Ok(Device::new(&path.display().to_string(), backend))
+}
+
+/// Which file it is that has the name.
+pub(super) fn identity(image: &Path, number: u32) -> Option<ImageIdentity> {
+    ImageIdentity::of(&File::open(path_of(image, number)).ok()?).ok()
 }
 
 pub(super) fn remove(image: &Path, number: u32) -> Result<()> {

@@ -19,7 +19,7 @@ use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDo
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
 use crate::problem::{Result, invalid, of_backend, of_target};
-use crate::stack::{ArrivingCache, SNAPSHOTS_MAX, free_number, layers_of, make_layer_files};
+use crate::stack::{ArrivingCache, SNAPSHOTS_MAX, free_number, layers_of, make_layer_files, note_layer_files};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 
@@ -225,9 +225,10 @@ impl Daemon {
         image: &Path,
     ) -> Result<Vec<LayerDocument>> {
         let Some(carried) = &request.layers else { return Ok(Vec::new()) };
-        let layers = layers_of(carried, free_number(&*self.backends, image, None)?);
+        let mut layers = layers_of(carried, free_number(&*self.backends, image, None)?);
         let made = make_layer_files(&layers, sizes, image, &self.overlay_context(), self.config.lock_wait()).await;
         made.map_err(|error| of_backend(&error, "a snapshot's file"))?;
+        note_layer_files(&*self.backends, &mut layers, image);
         Ok(layers)
     }
 

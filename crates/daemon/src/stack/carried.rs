@@ -37,8 +37,8 @@ pub(crate) fn layers_of(carried: &SessionLayers, first: u32) -> Vec<LayerDocumen
         let (kind, state) = match &layer.kind {
             SessionLayerKind::Overlay { name, created_unix_ms, bytes: _ } => {
                 let number = numbers.next().expect("the numbers are without end");
-                let overlay =
-                    OverlayLayer { name: name.clone(), number, directory: None, created_unix_ms: *created_unix_ms };
+                let (name, created_unix_ms) = (name.clone(), *created_unix_ms);
+                let overlay = OverlayLayer { name, number, directory: None, created_unix_ms, file: None };
                 (LayerKind::Overlay(overlay), LayerState::MayHold)
             }
             SessionLayerKind::Throttle { iops, bytes_per_second } => {
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn layers_that_are_told_of_are_the_same_elsewhere_but_for_their_files() {
         let overlay = |name: &str, number, directory| {
-            let overlay = OverlayLayer { name: name.to_owned(), number, directory, created_unix_ms: 7 };
+            let overlay = OverlayLayer { name: name.to_owned(), number, directory, created_unix_ms: 7, file: None };
             LayerDocument {
                 id: Uuid::from_u128(number.into()),
                 kind: LayerKind::Overlay(overlay),

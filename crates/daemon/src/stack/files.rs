@@ -18,13 +18,20 @@ fn overlays(layers: &[LayerDocument]) -> impl Iterator<Item = &OverlayLayer> {
 }
 
 fn opening(env: &dyn Env, lock_wait: Duration) -> OverlayOpening<'_> {
-    OverlayOpening { lock_wait, reserve: false, env }
+    OverlayOpening { lock_wait, reserve: false, known: None, env }
+}
+
+/// Notes which files the overlays among `layers` are that have none on record, over the volume that `image` holds. They are open.
+pub(crate) fn note_layer_files(backends: &dyn OverlayBackends, layers: &mut [LayerDocument], image: &Path) {
+    for overlay in layers.iter_mut().filter_map(LayerDocument::overlay_mut).filter(|overlay| overlay.file.is_none()) {
+        overlay.file = backends.overlay_identity(&overlay.beside(image), overlay.number).map(Box::new);
+    }
 }
 
 /// Opens the files of the overlays among `layers`, over the volume that `image` holds.
 ///
 /// # Errors
-/// One of them is not there, or somebody else has it.
+/// One of them is not there or is another file, or somebody else has it.
 pub(crate) async fn open_layer_files(
     layers: &[LayerDocument],
     image: &Path,
@@ -33,7 +40,7 @@ pub(crate) async fn open_layer_files(
 ) -> block::Result<Vec<Device>> {
     let mut files = Vec::new();
     for overlay in overlays(layers) {
-        let opening = opening(&*context.env, lock_wait);
+        let opening = OverlayOpening { known: overlay.file.as_deref(), ..opening(&*context.env, lock_wait) };
         files.push(context.backends.open_overlay(&overlay.beside(image), overlay.number, opening).await?);
     }
     Ok(files)
@@ -89,7 +96,7 @@ pub(crate) fn free_number(backends: &dyn OverlayBackends, image: &Path, director
 pub(crate) fn layers_elsewhere(layers: &[LayerDocument]) -> Vec<LayerDocument> {
     let moved = layers.iter().filter_map(|layer| Some((layer, layer.overlay()?)));
     let moved = moved.map(|(layer, overlay)| {
-        let overlay = OverlayLayer { directory: None, ..overlay.clone() };
+        let overlay = OverlayLayer { directory: None, file: None, ..overlay.clone() };
         LayerDocument { kind: LayerKind::Overlay(overlay), ..layer.clone() }
     });
     moved.collect()

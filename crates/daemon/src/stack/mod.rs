@@ -32,6 +32,7 @@ mod repair;
 mod snapshots;
 mod throttle;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
@@ -46,7 +47,8 @@ pub(crate) use cache_arrival::{VolumeArrival, to_api_way};
 pub(crate) use carried::{carried, layers_of};
 pub(crate) use drain::resume_drains;
 pub(crate) use files::{
-    free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
+    free_number, layers_elsewhere, make_layer_files, note_layer_files, open_layer_files, remove_layer_files,
+    target_layers,
 };
 pub(crate) use lent_parts::LentParts;
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
@@ -173,10 +175,14 @@ impl Stack {
                     let message = format!("{place} is no file of this host, and the volume has snapshots");
                     Error::new(ErrorCode::BackendUnusable, message)
                 })?;
-                open_layer_files(layers, image, context, open_options.lock_wait).await.map_err(|error| {
-                    Error::new(ErrorCode::BackendUnusable, of_backend(&error, "a snapshot's file").message)
-                        .with_hint("the volume is its backend with the snapshots over it: put back what is missing")
-                })?
+                let files = open_layer_files(layers, image, context, open_options.lock_wait).await;
+                let files = files.map_err(|error| {
+                    Error::new(ErrorCode::BackendUnusable, of_backend(&error, "a snapshot's file").message).with_hint(
+                        "the volume is its backend with the snapshots over it: put back the files that were served",
+                    )
+                })?;
+                note_files(journal, image, context).await;
+                files
             }
         };
         for (layer, file) in layers.iter().filter(|layer| layer.overlay().is_some()).zip(files) {
@@ -301,6 +307,32 @@ impl Stack {
             Some(_) => self.joints.iter().cloned().zip(self.open_backend.parts()).collect(),
             None => Vec::new(),
         }
+    }
+}
+
+/// Has it on record which files the snapshots are that are open over `image`, where an earlier version has noted none.
+async fn note_files(journal: &VolumeJournal, image: &Path, context: &OverlayContext) {
+    let is_unknown = |layer: &LayerDocument| layer.overlay().is_some_and(|overlay| overlay.file.is_none());
+    let before = journal.document();
+    if !before.layers.iter().any(is_unknown) {
+        return;
+    }
+    let mut layers = before.layers.clone();
+    note_layer_files(&*context.backends, &mut layers, image);
+    if layers == before.layers {
+        return;
+    }
+    let stored = journal.update(|document| {
+        for layer in &mut document.layers {
+            let noted = layers.iter().find(|noted| noted.id == layer.id).and_then(LayerDocument::overlay);
+            if let Some((overlay, noted)) = layer.overlay_mut().zip(noted) {
+                overlay.file.clone_from(&noted.file);
+            }
+        }
+    });
+    if let Err(error) = stored.await {
+        let volume = &before.name;
+        tracing::warn!(volume, error = error.chain(), "which files the snapshots are could not be noted");
     }
 }
 

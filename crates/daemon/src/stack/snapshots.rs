@@ -17,7 +17,7 @@ use api::v1::{self, Error, ErrorCode, RevertRequest, SnapshotRequest};
 use block::{Device, Quiesced, Slot};
 use filters::Overlay;
 
-use super::files::{free_number, make_layer_files, remove_layer_files};
+use super::files::{free_number, make_layer_files, note_layer_files, remove_layer_files};
 use super::redirect_changes::refuse_redirected;
 use super::{NextBase, NextOverlay, Stack};
 use crate::audit::unix_ms;
@@ -128,17 +128,19 @@ pub(super) fn find_snapshot<'a>(
 }
 
 impl Daemon {
-    /// Makes the file of an overlay and opens it over `base`. When this fails the file is removed.
-    async fn make_overlay(&self, base: NextBase, layer: &LayerDocument, image: &Path) -> Result<NextOverlay> {
+    /// Makes the file of an overlay, notes in `layer` which it is, and opens it over `base`. When this fails the file is removed.
+    async fn make_overlay(&self, base: NextBase, layer: &mut LayerDocument, image: &Path) -> Result<NextOverlay> {
         let header = base.header(layer.id);
-        let (layers, context) = (std::slice::from_ref(layer), self.overlay_context());
+        let id = layer.id;
+        let (layers, context) = (std::slice::from_mut(layer), self.overlay_context());
         let sizes = [header.delta_bytes()];
         let made = make_layer_files(layers, &sizes, image, &context, self.config.lock_wait()).await;
         let mut files = made.map_err(|error| of_backend(&error, "the snapshot's file"))?;
         let file: Device = files.pop().expect("one was asked for");
+        note_layer_files(&*self.backends, layers, image);
         let opened = async {
             Overlay::create(&file, &header).await?;
-            base.open(layer.id, file, self.boot).await
+            base.open(id, file, self.boot).await
         };
         opened.await.map_err(|error| {
             remove_layer_files(&*self.backends, layers, image);
@@ -177,9 +179,9 @@ impl Daemon {
         let number = free_number(&*self.backends, &image, directory.as_deref())?;
         let base = volume.with_stack(|stack| stack.next_at(taken.len())).expect("it is up");
         let id = random_uuid(&*self.env);
-        let overlay = OverlayLayer { name: snapshot, number, directory, created_unix_ms };
-        let layer = LayerDocument { id, kind: LayerKind::Overlay(overlay), state: LayerState::MayHold };
-        let next = self.make_overlay(base, &layer, &image).await?;
+        let overlay = OverlayLayer { name: snapshot, number, directory, created_unix_ms, file: None };
+        let mut layer = LayerDocument { id, kind: LayerKind::Overlay(overlay), state: LayerState::MayHold };
+        let next = self.make_overlay(base, &mut layer, &image).await?;
         let volume_id = random_uuid(&*self.env);
         let stored = volume.journal.begin_holding(|document| {
             document.id.get_or_insert(volume_id);
@@ -224,9 +226,9 @@ impl Daemon {
         let number = free_number(&*self.backends, &image, snapshot.directory.as_deref())?;
         let base = volume.with_stack(|stack| stack.next_at(index)).expect("it is up");
         let id = random_uuid(&*self.env);
-        let kind = LayerKind::Overlay(OverlayLayer { number, ..snapshot });
-        let layer = LayerDocument { id, kind, state: LayerState::MayHold };
-        let next = self.make_overlay(base, &layer, &image).await?;
+        let kind = LayerKind::Overlay(OverlayLayer { number, file: None, ..snapshot });
+        let mut layer = LayerDocument { id, kind, state: LayerState::MayHold };
+        let next = self.make_overlay(base, &mut layer, &image).await?;
         let held = hold_clients(self, &slot).await;
         // Who came meanwhile has been answered nothing yet, or is refused here.
         let quiesced = match held.and_then(|held| volume.refuse_connected(CONNECTED_HINT).map(|()| held)) {
