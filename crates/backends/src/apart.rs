@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::UnshareFlags;
@@ -27,6 +27,8 @@ use rustix::thread::UnshareFlags;
 const THREADS_MAX: usize = 32;
 /// How long a thread without work stays.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// How long whoever ends them waits for those that are about to end.
+const END_LIMIT: Duration = Duration::from_millis(50);
 /// The first file that is none of the standard streams.
 const FIRST_OTHER: u32 = 3;
 
@@ -72,6 +74,11 @@ impl Apart {
         };
         let needs_thread = {
             let mut queue = self.shared.queue.lock();
+            if queue.is_over && queue.threads == 0 {
+                drop(queue);
+                work();
+                return outcome.recv().expect("it was carried out");
+            }
             queue.work.push_back(Box::new(work));
             let needs_thread = queue.idle < queue.work.len() && queue.threads < THREADS_MAX;
             queue.threads += usize::from(needs_thread);
@@ -106,14 +113,22 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        let is_busy = {
-            let mut queue = self.shared.queue.lock();
-            queue.is_over = true;
-            queue.threads > queue.idle
-        };
+        self.end();
+    }
+}
+
+impl Apart {
+    /// Ends the threads: when this returns their files are let go of, unless the device keeps one of them. What is asked for later is carried
+    /// out by whoever asks.
+    pub(crate) fn end(&self) {
+        self.shared.queue.lock().is_over = true;
         self.shared.wake.notify_all();
-        // Their files are let go of when this returns, unless the device keeps one of them.
-        if !is_busy {
+        // One that has just answered is about to end.
+        let begun = Instant::now();
+        while self.shared.queue.lock().threads > 0 && begun.elapsed() < END_LIMIT {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        if self.shared.queue.lock().threads == 0 {
             self.threads.lock().drain(..).for_each(|thread| _ = thread.join());
         }
     }

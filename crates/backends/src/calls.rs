@@ -5,6 +5,7 @@ use std::io;
 
 use block::Extent;
 use rustix::fs::FallocateFlags;
+use rustix::io::ReadWriteFlags;
 
 /// Calls until no signal interrupts.
 pub(crate) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -19,4 +20,48 @@ pub(crate) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T>
 /// Changes the allocation of `extent`.
 pub(crate) fn allocate(file: &File, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
     retry(|| Ok(rustix::fs::fallocate(file, mode, extent.offset.0, extent.length.0)?))
+}
+
+/// Reads until `into` is full or the file ends. Returns how many bytes there were.
+pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < into.len() {
+        match retry(|| Ok(rustix::io::pread(file, &mut into[filled..], offset + filled as u64)?)) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            // Past the page cache only the end of the file is in the middle of a sector, and there is no asking on from there.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput && filled > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// One call writes no more than this. The kernel holds the file's lock meanwhile, and a guest's mirrored write behind a
+/// copy of a megabyte waits for a millisecond.
+pub(crate) const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
+
+/// Writes all of `data`, durably if `fua`.
+pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io::Result<()> {
+    write_pieces(file, offset, data, fua, WRITE_CALL_BYTES_MAX)
+}
+
+/// The same, so many bytes at a time.
+pub(crate) fn write_pieces(file: &File, offset: u64, data: &[u8], fua: bool, bytes_max: usize) -> io::Result<()> {
+    let mut written = 0;
+    while written < data.len() {
+        let (rest, offset) = (&data[written..], offset + written as u64);
+        let count = if fua {
+            retry(|| Ok(rustix::io::pwritev2(file, &[io::IoSlice::new(rest)], offset, ReadWriteFlags::DSYNC)?))
+        } else {
+            // The plain call: one with flags costs a twentieth more.
+            let rest = &rest[..rest.len().min(bytes_max)];
+            retry(|| Ok(rustix::io::pwrite(file, rest, offset)?))
+        };
+        match count? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => written += count,
+        }
+    }
+    Ok(())
 }

@@ -28,7 +28,8 @@ use block::{
 use parking_lot::Mutex;
 
 use crate::SourceIdentity;
-use crate::executor::{Executor, read_cached, read_full, write_cached, write_full};
+use crate::calls::{read_full, write_full};
+use crate::executor::{Executor, read_cached, write_cached};
 use crate::helper::is_unasked;
 use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};

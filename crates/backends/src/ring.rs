@@ -33,7 +33,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::apart::Apart;
-use crate::executor::{read_full, write_pieces};
+use crate::calls::{read_full, write_pieces};
 
 /// How many requests of one backend are under way at once; also the size of a submission queue, so that it never
 /// overflows.
@@ -190,6 +190,8 @@ impl Rings {
 
 impl Drop for Rings {
     fn drop(&mut self) {
+        // Whoever opens the file next must find its lock free.
+        self.waiting.apart.end();
         for (_, ring) in self.rings.lock().drain(..) {
             ring.is_closing.store(true, Ordering::Release);
             ring.wake.notify_one();

@@ -10,13 +10,12 @@
 //! same name, and starts a VM there. So a target that was changed since is neither written nor deleted before somebody says so. Of block
 //! devices and exports nobody knows when they were changed.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use backends::ImageTimes;
+use env::EnvRef;
 
 use crate::audit::unix_ms;
-use crate::daemon::Daemon;
 use crate::document::JobDocument;
 use crate::state_dir::Layout;
 
@@ -38,44 +37,44 @@ pub(crate) fn last_alive(layout: &Layout) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds))
 }
 
-/// Notes that this daemon lives, for as long as it does and anything moves.
-pub(crate) async fn note_life(daemon: Weak<Daemon>) {
-    let mut notes = NOTES_MAX;
-    while let Some(daemon) = daemon.upgrade() {
-        if daemon.volumes().iter().any(|volume| volume.document().job.is_some()) {
-            let (files, path) = (daemon.layout.files(), daemon.layout.alive());
-            let note = format!("{}\n", unix_ms(daemon.env.wall_clock()));
+/// Notes that this daemon lives, for as long as `moves` tells whether anything moves: none ends it.
+pub(crate) async fn note_life(env: EnvRef, layout: Layout, moves: impl Fn() -> Option<bool>) {
+    let (path, mut notes) = (layout.alive(), NOTES_MAX);
+    while let Some(moves) = moves() {
+        if moves {
+            let note = format!("{}\n", unix_ms(env.wall_clock()));
             notes += 1;
             let noted = match notes > NOTES_MAX {
-                true => files.write(&path, note.as_bytes()).inspect(|()| notes = 0),
-                false => files.append(&path, note.as_bytes()),
+                true => layout.files().write(&path, note.as_bytes()).inspect(|()| notes = 0),
+                false => layout.files().append(&path, note.as_bytes()),
             };
             if let Err(error) = noted {
                 tracing::debug!(%error, "that the daemon lives could not be noted");
             }
         }
-        let env = Arc::clone(&daemon.env);
-        drop(daemon);
         env.sleep(INTERVAL).await;
     }
 }
 
-impl Daemon {
-    /// Whether somebody has changed the target of `job` since the daemon that was here before has ended. `times` are those of the target as
-    /// it is now; `was_in_use` says that another program was seen to use it.
-    pub(crate) fn is_target_disturbed(&self, job: &JobDocument, times: Option<ImageTimes>, was_in_use: bool) -> bool {
-        if job.disturbed {
-            return true;
-        }
-        let Some(times) = times else { return was_in_use };
-        if let Some(rested) = job.rested {
-            return rested.target.modified_ns() != times.modified_ns();
-        }
-        let Some(alive) = self.last_alive else { return false };
-        let begun = job.begun_unix_ms.unwrap_or(0).max(job.record.started_unix_ms);
-        let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun));
-        let newest = alive + if was_in_use { SLACK_IN_USE } else { SLACK };
-        let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        u128::try_from(times.modified_ns()).is_ok_and(|modified| modified > newest)
+/// Whether somebody has changed the target of `job` since the daemon that was here before has ended, which was `last_alive` then. `times` are
+/// those of the target as it is now; `was_in_use` says that another program was seen to use it.
+pub(crate) fn is_target_disturbed(
+    last_alive: Option<SystemTime>,
+    job: &JobDocument,
+    times: Option<ImageTimes>,
+    was_in_use: bool,
+) -> bool {
+    if job.disturbed {
+        return true;
     }
+    let Some(times) = times else { return was_in_use };
+    if let Some(rested) = job.rested {
+        return rested.target.modified_ns() != times.modified_ns();
+    }
+    let Some(alive) = last_alive else { return false };
+    let begun = job.begun_unix_ms.unwrap_or(0).max(job.record.started_unix_ms);
+    let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun));
+    let newest = alive + if was_in_use { SLACK_IN_USE } else { SLACK };
+    let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    u128::try_from(times.modified_ns()).is_ok_and(|modified| modified > newest)
 }

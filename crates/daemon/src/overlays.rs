@@ -23,11 +23,11 @@ use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
 use crate::free_space::Needs;
 use crate::journal::VolumeJournal;
+use crate::lent_parts::LentParts;
 use crate::location::Location;
 use crate::open_backend::BackendOpenOptions;
 use crate::platform::{Backends, FreeSpace, OverlayBackends, OverlayOpening};
 use crate::problem::{Result, of_backend, of_state};
-use crate::stack::LentParts;
 use crate::surrogates::Surrogates;
 use crate::volume::Volume;
 

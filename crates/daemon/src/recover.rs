@@ -26,7 +26,7 @@ use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::last_life;
+use crate::last_life::{self, is_target_disturbed};
 use crate::open_backend::OpenBackend;
 use crate::problem::{Result, may_pass, of_backend, of_journal};
 use crate::volume::Volume;
@@ -70,7 +70,9 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
             let _ = back.send(());
         }));
     }
-    daemon.env.spawn(Box::pin(last_life::note_life(Arc::downgrade(daemon))));
+    let this = Arc::downgrade(daemon);
+    let moves = move || Some(this.upgrade()?.volumes().iter().any(|volume| volume.document().job.is_some()));
+    daemon.env.spawn(Box::pin(last_life::note_life(Arc::clone(&daemon.env), daemon.layout.clone(), moves)));
     if env::timeout(&*daemon.env, START_LIMIT, is_back).await.is_none() {
         for volume in volumes.iter().filter(|volume| volume.is_coming_back()) {
             tracing::error!(
@@ -374,7 +376,7 @@ fn require_untouched(
     }
     if job.goes_on_disturbed
         || target.remote_device().is_some()
-        || !daemon.is_target_disturbed(job, target.image_times(), was_in_use)
+        || !is_target_disturbed(daemon.last_alive, job, target.image_times(), was_in_use)
     {
         return Ok(target);
     }

@@ -22,6 +22,7 @@ use tokio::sync::MutexGuard;
 
 use crate::document::{AdoptionDirection, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::gauge::Gauge;
+use crate::handed_over::handed_over;
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
@@ -29,7 +30,7 @@ use crate::open_backend::{BackendOpenOptions, MovedRule, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
-use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, handed_over, size_on_record};
+use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
 use crate::stack::{Stack, StackedCache, VolumeArrival};
 
 /// How long a request waits for what is under way with its volume. After that nobody may be there any more who wants it.

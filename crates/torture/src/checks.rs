@@ -131,7 +131,7 @@ fn nothing_is_left_in_the_state(testbed: &Testbed, parties: &[Party]) -> anyhow:
     let is_expected = |name: &str| {
         let is_job = name.strip_prefix("jobs/").and_then(|name| name.strip_suffix(".json"));
         let is_retired = name.strip_prefix("retired/").is_some_and(|name| name.ends_with(".blocks"));
-        ["lock", "audit.jsonl", "remembered.json", "jobs/last", "surrogates/fast.json", "caches/ssd.json"]
+        ["lock", "audit.jsonl", "remembered.json", "alive", "jobs/last", "surrogates/fast.json", "caches/ssd.json"]
             .contains(&name)
             || parties.iter().any(|party| *name == format!("volumes/{}/journal", party.name))
             || is_job.is_some_and(|id| id.parse::<u64>().is_ok())

@@ -11,6 +11,7 @@ mod caches;
 mod caches_over_nbd;
 mod copies;
 mod device_helpers;
+mod disturbed_targets;
 mod fixtures;
 mod garbage;
 mod host_errors;

@@ -16,6 +16,7 @@ use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument, LayerDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
+use crate::last_life::is_target_disturbed;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};
@@ -162,16 +163,16 @@ impl Daemon {
             tracing::warn!(%error, target = %target.spec, "what an undone move left is left as it is");
             format!("{} is left as it is: {error}", target.spec)
         };
-        // What is not there cannot be taken back, and no record names it any more. A block device stays as it is.
-        let is_file = target.origin != TargetOrigin::BlockDevice;
-        let checked = self.backends.check(target);
-        let away = checked.err().filter(|error| is_file && matches!(error, TargetError::Away { .. }));
         // The files of layers go after it: a start that finds the target, and not them, would wait for them.
         if let Err(error) = self.backends.discard(target, &*self.env).await {
             return Some(left(&error));
         }
         remove_layer_files(&*self.backends, layers, target.spec.path());
-        away.as_ref().map(left)
+        // What was not there cannot be taken back, and no record names it any more. A block device stays as it is. Nothing is asked of a place
+        // that has not answered before.
+        let is_file = target.origin != TargetOrigin::BlockDevice;
+        let checked = self.backends.check(target);
+        checked.err().filter(|error| is_file && matches!(error, TargetError::Away { .. })).as_ref().map(left)
     }
 
     /// What is left of the target of a job that this daemon has not opened, if another program has used it while no daemon ran: it is not
@@ -181,7 +182,8 @@ impl Daemon {
         let job = document.job.as_ref()?;
         let path = job.target.local()?.spec.path();
         let state = self.backends.image_state(path).await.ok().flatten()?;
-        let is_disturbed = !job.goes_on_disturbed && self.is_target_disturbed(job, Some(state.times), was_in_use);
+        let is_disturbed =
+            !job.goes_on_disturbed && is_target_disturbed(self.last_alive, job, Some(state.times), was_in_use);
         let what = "another program has used it while no daemon ran";
         is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))
     }

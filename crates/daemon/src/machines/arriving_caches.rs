@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::channel::{Answer, send};
 use crate::daemon::Daemon;
+use crate::handed_over::handed_over;
 use crate::problem::Result;
-use crate::remote::handed_over;
 use crate::stack::{ArrivingCache, StackedCache, VolumeArrival};
 
 impl Daemon {

@@ -6,12 +6,13 @@ use api::v1::{Error, ErrorCode};
 use block::{Bytes, Device, ErrorKind, Geometry, Slot};
 use migrate::stream::{SessionRequest, VolumeStatus};
 
-use super::fenced_lane::{FencedLane, handed_over};
+use super::fenced_lane::FencedLane;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::{IncomingDocument, IncomingStage, VolumeDocument, random_uuid};
+use crate::handed_over::handed_over;
 use crate::location::{JobTarget, Location};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};

@@ -79,7 +79,7 @@ pub(crate) use abort_notices::PendingNotice;
 pub(crate) use aborted_jobs::AbortedJobs;
 pub(crate) use arriving_export::ArrivingExport;
 pub(crate) use commit::{GroupRuling, job_journal};
-pub(crate) use fenced_lane::{FencedLane, handed_over};
+pub(crate) use fenced_lane::FencedLane;
 pub(crate) use incoming::{Incoming, size_on_record};
 pub(crate) use remote_volume_device::{RemoteDeviceGuard, RemoteVolumeDevice};
 pub(crate) use session_authorizer::of_wire;

@@ -24,7 +24,6 @@ mod carried;
 mod drain;
 mod files;
 mod image_note;
-mod lent_parts;
 mod medium;
 mod redirect;
 mod redirect_changes;
@@ -50,7 +49,6 @@ pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, note_layer_files, open_layer_files, remove_layer_files,
     target_layers,
 };
-pub(crate) use lent_parts::LentParts;
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use redirect_changes::cannot_serve;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};

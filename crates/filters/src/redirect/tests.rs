@@ -388,12 +388,13 @@ async fn what_was_moved_to_the_source_and_may_be_lost_there_is_the_surrogates_ag
     drain(&redirect).await;
     // The guest changes one of them in the source.
     write(&guest, CHUNK, &[6; 512]).await;
-    flushes_fail(&fault, ErrorKind::Io);
-    redirect.settle().await.expect_err("the source has failed");
-    assert!(!redirect.is_empty(), "what was flushed is lost");
+    // It has lost all of that by the time it says so, and whoever asks it later reads what was there before.
     for at in [0, CHUNK] {
         write(&plain, at, &[1; 8192]).await;
     }
+    flushes_fail(&fault, ErrorKind::Io);
+    redirect.settle().await.expect_err("the source has failed");
+    assert!(!redirect.is_empty(), "what was flushed is lost");
     let bytes = async |device: &Device| {
         [byte_at(device, 0).await, byte_at(device, CHUNK).await, byte_at(device, CHUNK + 4096).await]
     };
@@ -419,11 +420,11 @@ async fn what_the_source_may_have_lost_is_the_surrogates_again_and_is_drained_on
             .expect("it takes it");
     }
     write(&guest, 0, &[6; 4096]).await;
-    flushes_fail(&fault, ErrorKind::Io);
-    guest.flush().await.expect_err("the source has failed");
     for at in [0, CHUNK] {
         write(&plain, at, &[1; 8192]).await;
     }
+    flushes_fail(&fault, ErrorKind::Io);
+    guest.flush().await.expect_err("the source has failed");
     let bytes =
         async |device: &Device| [byte_at(device, 0).await, byte_at(device, 4096).await, byte_at(device, CHUNK).await];
     assert_eq!(bytes(&guest).await, [6, 0, 0], "what was answered is lost");

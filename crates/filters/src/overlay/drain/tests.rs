@@ -234,9 +234,10 @@ async fn what_the_base_may_have_lost_is_held_again_outlives_a_restart_and_is_dra
     let (plain, fault, delta, overlay, volume) = drained_into_failing().await;
     // One grain is changed in the base.
     volume.write(Mutation::data(Bytes(4096), Data::copy_of(&[7; 512]))).await.expect("memory takes it");
+    // It has lost all of that by the time it says so, and whoever asks it later reads what was there before.
+    plain.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[1; 8192]))).await.expect("memory takes it");
     flushes_fail(&fault, ErrorKind::Io);
     overlay.settle().await.expect_err("the base has failed");
-    plain.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[1; 8192]))).await.expect("memory takes it");
     assert!(!overlay.is_empty(), "what was flushed is lost");
     assert_eq!(first_bytes(&volume).await, (5, 5));
     // Writes go on, over what is held and beside it, and a restart keeps them.
