@@ -374,8 +374,9 @@ fn require_untouched(
     if let Some(epoch) = target.marked_epoch().filter(|epoch| *epoch > volume.document().epoch) {
         return Err(CannotOpen { why: CannotGoOn::Yet, error: ImageError::Newer { epoch }.about(&path) });
     }
+    let is_vouched_for = target.is_vouched_for() || target.remote_device().is_some();
     if job.goes_on_disturbed
-        || target.remote_device().is_some()
+        || is_vouched_for
         || !is_target_disturbed(daemon.last_alive, job, target.image_times(), was_in_use)
     {
         return Ok(target);

@@ -168,11 +168,13 @@ impl Daemon {
             return Some(left(&error));
         }
         remove_layer_files(&*self.backends, layers, target.spec.path());
-        // What was not there cannot be taken back, and no record names it any more. A block device stays as it is. Nothing is asked of a place
-        // that has not answered before.
-        let is_file = target.origin != TargetOrigin::BlockDevice;
+        // A block device stays as it is, and is not asked: it may not answer.
+        if target.origin == TargetOrigin::BlockDevice {
+            return None;
+        }
+        // What was not there cannot be taken back, and no record names it any more.
         let checked = self.backends.check(target);
-        checked.err().filter(|error| is_file && matches!(error, TargetError::Away { .. })).as_ref().map(left)
+        checked.err().filter(|error| matches!(error, TargetError::Away { .. })).as_ref().map(left)
     }
 
     /// What is left of the target of a job that this daemon has not opened, if another program has used it while no daemon ran: it is not
