@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::UnshareFlags;
@@ -46,6 +46,8 @@ pub(crate) struct Apart {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// A thread is about to be gone.
+    ended: Condvar,
 }
 
 #[derive(Default)]
@@ -109,28 +111,26 @@ impl Apart {
             }
         }
     }
-}
 
-impl Drop for Apart {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl Apart {
     /// Ends the threads: when this returns their files are let go of, unless the device keeps one of them. What is asked for later is carried
     /// out by whoever asks.
     pub(crate) fn end(&self) {
         self.shared.queue.lock().is_over = true;
         self.shared.wake.notify_all();
+        let mut queue = self.shared.queue.lock();
         // One that has just answered is about to end.
-        let begun = Instant::now();
-        while self.shared.queue.lock().threads > 0 && begun.elapsed() < END_LIMIT {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        if self.shared.queue.lock().threads == 0 {
+        let _ = self.shared.ended.wait_while_for(&mut queue, |queue| queue.threads > 0, END_LIMIT);
+        let have_ended = queue.threads == 0;
+        drop(queue);
+        if have_ended {
             self.threads.lock().drain(..).for_each(|thread| _ = thread.join());
         }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -153,6 +153,7 @@ fn serve(shared: &Shared, kept: &[u32]) {
         }
     }
     queue.threads -= 1;
+    shared.ended.notify_all();
 }
 
 /// Gives this thread a table of files of its own, and closes there all but those `kept` and the standard streams. Where that is forbidden it

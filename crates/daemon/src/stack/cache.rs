@@ -21,12 +21,12 @@ use uuid::Uuid;
 
 use super::Stack;
 use super::image_note::ImageNote;
+use super::opening::open_in_time;
 use crate::caches::{CacheKind, CachePool, to_api_mode, to_api_policy};
 use crate::daemon::Daemon;
 use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_uuid};
 use crate::handed_over::handed_over;
 use crate::journal::VolumeJournal;
-use crate::lent_parts::open_in_time;
 use crate::overlays::OverlayContext;
 use crate::pools::{PartStores, Renewal};
 use crate::problem::{RecordError, Result, of_backend, of_holding, of_record};

@@ -25,6 +25,7 @@ mod drain;
 mod files;
 mod image_note;
 mod medium;
+mod opening;
 mod redirect;
 mod redirect_changes;
 mod repair;
