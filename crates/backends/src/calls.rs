@@ -39,15 +39,10 @@ pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result
 
 /// One call writes no more than this. The kernel holds the file's lock meanwhile, and a guest's mirrored write behind a
 /// copy of a megabyte waits for a millisecond.
-pub(crate) const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
+const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
 
 /// Writes all of `data`, durably if `fua`.
 pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io::Result<()> {
-    write_pieces(file, offset, data, fua, WRITE_CALL_BYTES_MAX)
-}
-
-/// The same, so many bytes at a time.
-pub(crate) fn write_pieces(file: &File, offset: u64, data: &[u8], fua: bool, bytes_max: usize) -> io::Result<()> {
     let mut written = 0;
     while written < data.len() {
         let (rest, offset) = (&data[written..], offset + written as u64);
@@ -55,7 +50,7 @@ pub(crate) fn write_pieces(file: &File, offset: u64, data: &[u8], fua: bool, byt
             retry(|| Ok(rustix::io::pwritev2(file, &[io::IoSlice::new(rest)], offset, ReadWriteFlags::DSYNC)?))
         } else {
             // The plain call: one with flags costs a twentieth more.
-            let rest = &rest[..rest.len().min(bytes_max)];
+            let rest = &rest[..rest.len().min(WRITE_CALL_BYTES_MAX)];
             retry(|| Ok(rustix::io::pwrite(file, rest, offset)?))
         };
         match count? {

@@ -9,8 +9,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
-use crate::apart::Apart;
-use crate::calls::{WRITE_CALL_BYTES_MAX, allocate, read_full, retry, write_full};
+use crate::calls::{allocate, read_full, retry, write_full};
 use crate::helper::{HelpedFile, Known};
 use crate::ring::{Request, Rings};
 
@@ -35,10 +34,8 @@ impl Executor {
     }
 
     /// io_uring where it may be used, and threads for what it has no request for.
-    /// `files` are all that it is asked to use, and stay open as long as it.
-    pub(crate) fn rings<'a>(is_direct: bool, files: impl IntoIterator<Item = &'a File>) -> Self {
-        // Past the page cache a whole request goes to the device at once.
-        let rings = Rings::new(Apart::new(files), if is_direct { usize::MAX } else { WRITE_CALL_BYTES_MAX });
+    pub(crate) fn rings() -> Self {
+        let rings = Rings::new();
         if let Err(error) = &rings {
             tracing::warn!(%error, "io_uring may not be used here: threads do its work at a higher cost");
         }

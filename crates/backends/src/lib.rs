@@ -4,7 +4,6 @@
 //! `block::BlockDevice`. Files on tmpfs and files that should use the page cache are read and written in place.
 //! Everything else goes past the page cache through io_uring.
 
-mod apart;
 mod calls;
 mod executor;
 mod file;

@@ -117,13 +117,14 @@ fn find_holder(file: &File, byte: i64) -> Option<(u32, String)> {
             if is_this_process && open_file.file_name().to_str() == Some(&file.as_raw_fd().to_string()) {
                 continue;
             }
-            let Ok(found) = std::fs::metadata(open_file.path()) else { continue };
-            if (found.dev(), found.ino()) != (wanted.dev(), wanted.ino()) {
-                continue;
-            }
+            // What the kernel has in memory comes first: of other programs' files no server is asked, which may not answer.
             let details = process.path().join("fdinfo").join(open_file.file_name());
             let details = std::fs::read_to_string(details).unwrap_or_default();
-            if details.lines().any(|line| is_lock_on(line, byte)) {
+            if !details.lines().any(|line| is_lock_on(line, byte) && is_of_inode(line, wanted.ino())) {
+                continue;
+            }
+            let found = std::fs::metadata(open_file.path());
+            if found.is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino())) {
                 let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
                 return Some((pid, name.trim().to_owned()));
             }
@@ -142,12 +143,22 @@ fn is_lock_on(line: &str, byte: i64) -> bool {
     start <= byte && end.parse::<i64>().unwrap_or(i64::MAX) >= byte
 }
 
+/// Whether such a line tells of a file with this number in its file system.
+fn is_of_inode(line: &str, inode: u64) -> bool {
+    let file = line.split_whitespace().rev().nth(2);
+    file.and_then(|file| file.rsplit(':').next()?.parse::<u64>().ok()) == Some(inode)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lines_of_fdinfo_are_understood() {
+        assert!(is_of_inode("lock:  1: OFDLCK  ADVISORY  READ -1 fd:00:1234 100 101", 1234));
+        assert!(
+            !is_of_inode("lock:  1: OFDLCK  ADVISORY  READ -1 fd:00:1234 100 101", 123) && !is_of_inode("lock:", 0)
+        );
         let line = "lock:\t1: OFDLCK ADVISORY  READ -1 00:19:1044 100 101";
         assert!(is_lock_on(line, 100) && is_lock_on(line, 101));
         assert!(!is_lock_on(line, 102) && !is_lock_on("pos:\t100", 100));

@@ -8,9 +8,6 @@
 //!        └──── woken by a push ◀──── or by ─────┘  the ring's file descriptor
 //! ```
 //!
-//! A read or a write that would wait in the kernel is no ring's: the kernel's threads that wait for a ring have all files of the process. It
-//! comes back, and goes to the device's own threads ([`crate::apart`]), whether anybody waits or not.
-//!
 //! A request on an idle ring is submitted at once. Those that come while others are under way are gathered until the
 //! ring's task runs, so that a batch costs one system call. A request's memory and file belong to the ring until the
 //! kernel is done with them, whether anybody waits or not. When a worker's event loop ends, its rings wait for their
@@ -31,9 +28,6 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
-
-use crate::apart::Apart;
-use crate::calls::{read_full, write_pieces};
 
 /// How many requests of one backend are under way at once; also the size of a submission queue, so that it never
 /// overflows.
@@ -79,16 +73,6 @@ pub(crate) type Answer = (Request, io::Result<usize>);
 pub(crate) struct Rings {
     rings: Mutex<Vec<(ThreadId, Arc<Ring>)>>,
     depth: Arc<Semaphore>,
-    waiting: Arc<Waiting>,
-}
-
-/// Where requests go that would wait.
-struct Waiting {
-    apart: Apart,
-    /// Whether a write without waiting is never possible there: it is not tried again.
-    has_writes: AtomicBool,
-    /// A write carries out no more than this at a time.
-    write_bytes_max: usize,
 }
 
 struct Ring {
@@ -99,7 +83,6 @@ struct Ring {
     is_closing: AtomicBool,
     /// The ring's task is gone: nobody would answer a new request. Set under the queue's lock.
     is_orphaned: AtomicBool,
-    waiting: Arc<Waiting>,
 }
 
 struct Queue {
@@ -112,52 +95,24 @@ struct Queue {
 struct Pending {
     request: Request,
     /// Kept open, with our lock on it, until the kernel is done.
-    file: Arc<File>,
+    _file: Arc<File>,
     _permit: OwnedSemaphorePermit,
     answer: oneshot::Sender<Answer>,
 }
 
-impl Pending {
-    /// Has a thread of the device carry it out, and a thread of the event loop answer. An event loop that ends waits for it.
-    fn carry_out_apart(self, waiting: Arc<Waiting>) {
-        let work = move || {
-            let Self { request, file, _permit: permit, answer } = self;
-            let (used, bytes_max) = (Arc::clone(&file), waiting.write_bytes_max);
-            let answered = waiting.apart.perform(move || request.carry_out(&used, bytes_max));
-            // The last who has it lets go of it here, and not in a thread of the device.
-            drop(file);
-            drop(permit);
-            // Nobody may wait any more.
-            let _ = answer.send(answered);
-        };
-        match tokio::runtime::Handle::try_current() {
-            Ok(event_loop) => drop(event_loop.spawn_blocking(work)),
-            Err(_) => work(),
-        }
-    }
-}
-
 impl Rings {
     /// Rings, if the kernel has them and this process may use them.
-    /// A write that would wait carries out no more than `write_bytes_max` at a time.
-    pub(crate) fn new(apart: Apart, write_bytes_max: usize) -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // Tried once, so that opening a backend reports it, not a later read.
         drop(new_uring()?);
-        let waiting = Waiting { apart, has_writes: AtomicBool::new(false), write_bytes_max };
-        let depth = Arc::new(Semaphore::new(DEPTH as usize));
-        Ok(Self { rings: Mutex::default(), depth, waiting: Arc::new(waiting) })
+        Ok(Self { rings: Mutex::default(), depth: Arc::new(Semaphore::new(DEPTH as usize)) })
     }
 
     /// Has the kernel carry out `request` on `file`.
     pub(crate) async fn perform(&self, file: &Arc<File>, request: Request) -> Answer {
         let permit = Arc::clone(&self.depth).acquire_owned().await.expect("the semaphore is never closed");
         let (answer, outcome) = oneshot::channel();
-        let has_to_wait = request.is_write() && self.waiting.has_writes.load(Ordering::Relaxed);
-        let mut pending = Pending { request, file: Arc::clone(file), _permit: permit, answer };
-        if has_to_wait {
-            pending.carry_out_apart(Arc::clone(&self.waiting));
-            return outcome.await.expect("whoever carries it out answers");
-        }
+        let mut pending = Pending { request, _file: Arc::clone(file), _permit: permit, answer };
         loop {
             let ring = match self.ring_of_this_worker() {
                 Ok(ring) => ring,
@@ -182,7 +137,7 @@ impl Rings {
         }
         // Rings of ended threads would stay in the list.
         rings.retain(|(_, ring)| !ring.is_orphaned.load(Ordering::Acquire));
-        let ring = Ring::start(&self.waiting)?;
+        let ring = Ring::start()?;
         rings.push((this, Arc::clone(&ring)));
         Ok(ring)
     }
@@ -190,8 +145,6 @@ impl Rings {
 
 impl Drop for Rings {
     fn drop(&mut self) {
-        // Whoever opens the file next must find its lock free.
-        self.waiting.apart.end();
         for (_, ring) in self.rings.lock().drain(..) {
             ring.is_closing.store(true, Ordering::Release);
             ring.wake.notify_one();
@@ -213,7 +166,7 @@ impl AsRawFd for RingFd {
 
 impl Ring {
     /// A ring with its task on the caller's event loop.
-    fn start(waiting: &Arc<Waiting>) -> io::Result<Arc<Self>> {
+    fn start() -> io::Result<Arc<Self>> {
         let uring = new_uring()?;
         let descriptor = uring.as_raw_fd();
         let queue = Queue { uring, pending: Vec::new(), free: Vec::new() };
@@ -222,7 +175,6 @@ impl Ring {
             wake: Notify::new(),
             is_closing: AtomicBool::new(false),
             is_orphaned: AtomicBool::new(false),
-            waiting: Arc::clone(waiting),
         });
         let descriptor = RingFd { descriptor, _ring: Arc::clone(&ring) };
         // SAFETY: the descriptor is the ring's own, which `RingFd` keeps open for as long as it is registered.
@@ -254,13 +206,9 @@ impl Ring {
         let answers = queue.reap();
         let is_idle = queue.is_idle();
         drop(queue);
-        for (pending, outcome) in answers {
-            if self.waiting.has_to_take(&pending.request, &outcome) {
-                pending.carry_out_apart(Arc::clone(&self.waiting));
-                continue;
-            }
+        for (to, answer) in answers {
             // Nobody may wait any more: then the request's memory is freed here, now that the kernel is done with it.
-            let _ = pending.answer.send((pending.request, outcome));
+            let _ = to.send(answer);
         }
         is_idle
     }
@@ -332,7 +280,7 @@ impl Queue {
             self.pending.push(None);
             self.pending.len() - 1
         });
-        let entry = pending.request.entry(&pending.file).user_data(index as u64);
+        let entry = pending.request.entry(&pending._file).user_data(index as u64);
         self.pending[index] = Some(pending);
         // SAFETY: the request in `pending` owns the memory that the entry points to, on the heap. It stays there
         // untouched until the completion with this index has been reaped; so does the file.
@@ -352,7 +300,7 @@ impl Queue {
         }
     }
 
-    fn reap(&mut self) -> Vec<(Pending, io::Result<usize>)> {
+    fn reap(&mut self) -> Vec<(oneshot::Sender<Answer>, Answer)> {
         let mut answers = Vec::new();
         for completion in self.uring.completion() {
             let index = completion.user_data() as usize;
@@ -362,47 +310,13 @@ impl Queue {
                 failure if failure < 0 => Err(io::Error::from_raw_os_error(-failure)),
                 count => Ok(count as usize),
             };
-            answers.push((done, outcome));
+            answers.push((done.answer, (done.request, outcome)));
         }
         answers
     }
 }
 
-impl Waiting {
-    /// Whether the kernel has not begun a request because it would wait.
-    fn has_to_take(&self, request: &Request, outcome: &io::Result<usize>) -> bool {
-        if !matches!(request, Request::Read { .. } | Request::Write { .. }) {
-            return false;
-        }
-        match outcome.as_ref().err().and_then(io::Error::raw_os_error) {
-            Some(libc::EAGAIN) => true,
-            Some(libc::EOPNOTSUPP) => {
-                self.has_writes.fetch_or(request.is_write(), Ordering::Relaxed);
-                true
-            }
-            _ => false,
-        }
-    }
-}
-
 impl Request {
-    const fn is_write(&self) -> bool {
-        matches!(self, Self::Write { .. })
-    }
-
-    /// Carries out a read or a write, which waits for the device.
-    fn carry_out(mut self, file: &File, write_bytes_max: usize) -> Answer {
-        let outcome = match &mut self {
-            Self::Read { offset, buffer, start } => read_full(file, *offset + *start as u64, &mut buffer[*start..]),
-            Self::Write { offset, data, start, fua } => {
-                let rest = &data[*start..];
-                write_pieces(file, *offset + *start as u64, rest, *fua, write_bytes_max).map(|()| rest.len())
-            }
-            Self::Sync | Self::Allocate { .. } => unreachable!("a ring waits for these itself"),
-        };
-        (self, outcome)
-    }
-
     /// The entry for the submission queue; it points into this request's memory.
     fn entry(&mut self, file: &File) -> squeue::Entry {
         let descriptor = types::Fd(file.as_raw_fd());
@@ -410,13 +324,12 @@ impl Request {
             Self::Read { offset, buffer, start } => {
                 let place = *offset + *start as u64;
                 let rest = &mut buffer[*start..];
-                let entry = opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32);
-                entry.offset(place).rw_flags(libc::RWF_NOWAIT).build()
+                opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32).offset(place).build()
             }
             Self::Write { offset, data, start, fua } => {
                 let place = *offset + *start as u64;
                 let rest = &data[*start..];
-                let flags = libc::RWF_NOWAIT | if *fua { libc::RWF_DSYNC } else { 0 };
+                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
                 let entry = opcode::Write::new(descriptor, rest.as_ptr(), rest.len() as u32);
                 entry.offset(place).rw_flags(flags).build()
             }

@@ -69,6 +69,8 @@ pub const DOCUMENT_VERSION_SURROGATE: u32 = 10;
 /// The layout of a document that lists a cache: a program that does not know them would serve the backend without what only the
 /// cache has, and write past what the cache would show later.
 pub const DOCUMENT_VERSION_CACHE: u32 = 11;
+/// The layout once a layer has been marked on the image: an earlier version would drop the number, and be refused its own image later.
+pub const DOCUMENT_VERSION_MARKED: u32 = 12;
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -303,6 +305,7 @@ impl VolumeDocument {
         let has_surrogate = self.layers_named().any(|layer| layer.redirect().is_some());
         let has_cache = self.layers_named().any(|layer| layer.cache().is_some());
         self.version = match job {
+            _ if self.layers_generation > 0 => DOCUMENT_VERSION_MARKED,
             _ if has_cache => DOCUMENT_VERSION_CACHE,
             _ if has_surrogate => DOCUMENT_VERSION_SURROGATE,
             _ if is_handed_over => DOCUMENT_VERSION_SHARED,

@@ -67,14 +67,17 @@ pub(crate) fn is_target_disturbed(
     if job.disturbed {
         return true;
     }
+    let was_in_use = was_in_use || job.target_was_in_use;
     let Some(times) = times else { return was_in_use };
     if let Some(rested) = job.rested {
-        return rested.target.modified_ns() != times.modified_ns();
+        return rested.target != times;
     }
-    let Some(alive) = last_alive else { return false };
+    let left = job.left_unix_ms.map(|left| UNIX_EPOCH + Duration::from_millis(left));
+    let Some(alive) = [last_alive, left].into_iter().flatten().min() else { return false };
     let begun = job.begun_unix_ms.unwrap_or(0).max(job.record.started_unix_ms);
     let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun));
     let newest = alive + if was_in_use { SLACK_IN_USE } else { SLACK };
     let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    u128::try_from(times.modified_ns()).is_ok_and(|modified| modified > newest)
+    // A copy may bring an old time along.
+    u128::try_from(times.modified_ns().max(times.changed_ns())).is_ok_and(|changed| changed > newest)
 }

@@ -21,6 +21,7 @@ use futures::future::join_all;
 use migrate::Phase;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
@@ -421,6 +422,7 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
         handle.finishing();
         return Next::Complete;
     }
+    note_left(daemon, volume).await;
     // A move that was being undone is not waited for: its target may be gone because of that.
     let is_undone = job.record.phase == Phase::Cancelling;
     let mut opening = begin_opening(daemon, volume, job, false);
@@ -436,8 +438,8 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
             let _ = told.send(Err(refused));
             return Next::Later(Some(opening));
         }
-        Some(Ok(Err(CannotOpen { error, .. }))) => return wait_for_target(daemon, volume, handle, &error),
-        Some(Err(_)) => return wait_for_target(daemon, volume, handle, &nobody_opens()),
+        Some(Ok(Err(CannotOpen { error, .. }))) => return wait_for_target(daemon, volume, handle, &error).await,
+        Some(Err(_)) => return wait_for_target(daemon, volume, handle, &nobody_opens()).await,
         None => {
             tracing::error!(volume = volume.name, target = %job.target, "the target does not answer; its copy begins anew");
             // From here on nobody keeps track of what the guest writes.
@@ -451,19 +453,37 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     match jobs::start_migration(daemon, volume, &target, None).await {
         Ok(started) => Next::Drive(target, started),
         Err(_) if is_undone => Next::Undo(cancelled(volume)),
-        Err(error) => wait_for_target(daemon, volume, handle, &error),
+        Err(error) => wait_for_target(daemon, volume, handle, &error).await,
     }
 }
 
 /// What stands in the way may pass, and nothing is undone for it. The copy begins anew then: from here on nobody keeps track of
 /// what the guest writes.
-fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: &block::Error) -> Next {
+async fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: &block::Error) -> Next {
     daemon.state.drop_progress(&volume.name);
-    if error.kind() == block::ErrorKind::Busy {
-        handle.note_target_in_use();
-    }
+    note_use(volume, handle, error).await;
     say_what_it_waits_for(volume, handle, error);
     Next::Later(None)
+}
+
+/// Has it on record that another program uses the target, if that is what `error` says: the next daemon must know it, too.
+async fn note_use(volume: &Volume, handle: &JobHandle, error: &block::Error) {
+    if error.kind() != block::ErrorKind::Busy || handle.target_was_in_use() {
+        return;
+    }
+    handle.note_target_in_use();
+    if let Err(error) = volume.journal.update_job(|job| job.target_was_in_use = true).await {
+        tracing::warn!(volume = volume.name, error = error.chain(), "that a target is in use could not be noted");
+    }
+}
+
+/// Has it on record when the last daemon lived that had the target open: this one may end before it has.
+async fn note_left(daemon: &Daemon, volume: &Volume) {
+    let Some(alive) = daemon.last_alive.map(unix_ms) else { return };
+    let noted = volume.journal.update_job(|job| _ = job.left_unix_ms.get_or_insert(alive)).await;
+    if let Err(error) = noted {
+        tracing::warn!(volume = volume.name, error = error.chain(), "when a move was left could not be noted");
+    }
 }
 
 fn say_what_it_waits_for(volume: &Volume, handle: &JobHandle, error: &block::Error) {
@@ -532,9 +552,7 @@ async fn resume_once_open(
             Some(Ok(Err(CannotOpen { error, .. }))) => error,
             Some(Err(_)) => nobody_opens(),
         };
-        if error.kind() == block::ErrorKind::Busy {
-            handle.note_target_in_use();
-        }
+        note_use(&volume, &handle, &error).await;
         say_what_it_waits_for(&volume, &handle, &error);
         // Others may move meanwhile.
         (opening, place) = (None, None);

@@ -195,11 +195,7 @@ impl FileBackend {
         let (helped, again) = (Arc::clone(&file), tail.clone());
         let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &helped, again)).transpose();
         let helped = threads.run(help).await.map_err(attempt)?;
-        let files = std::iter::once(&*file).chain(tail.as_deref());
-        let executor = match engine {
-            Engine::Memory => Executor::threads(),
-            Engine::Direct | Engine::PageCache => Executor::rings(engine == Engine::Direct, files),
-        };
+        let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings() };
         Ok(Self {
             path: path.to_owned(),
             engine,

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A daemon that dies leaves at most that process behind. It keeps the locks of the images that it still works on, so
-//! nobody else serves those until the device has answered. Reads and writes that would wait are carried out by threads
-//! of the daemon that have that device's files and no others ([`crate::apart`]).
+//! nobody else serves those until the device has answered. Reads and writes past the page cache hold no thread, as long
+//! as the file system takes them without waiting: it does not where it has to allocate, and NFS never does.
 //!
 //! A helper may be killed, and another one takes its place. What the first could not be asked for, and changes of
 //! allocation, are given to that one. A sync that was under way is another matter. The open file description that the

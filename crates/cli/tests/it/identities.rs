@@ -352,7 +352,9 @@ fn a_state_directory_from_before_a_layer_does_not_serve_the_image_without_it() {
         let mut world = World::new();
         let image = world.image("disk.img", 16 * MIB, 65536);
         let uri = world.attach("x", &image);
-        let store = |name: &str| format!("file:{},size=64MiB", world.text(name));
+        // On another disk than the volume, as a surrogate wants it.
+        let memory = tempfile::Builder::new().prefix("th").tempdir_in("/dev/shm").expect("a directory in memory");
+        let store = |name: &str| format!("file:{},size=64MiB", memory.path().join(name).display());
         if kind == "cache" {
             world.json(&["cache", "create", "ssd", "--store", &store("ssd")]);
             let add = ["volume", "layer", "add", "x", "cache", "--cache", "ssd", "--size", "8MiB"];

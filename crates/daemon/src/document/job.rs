@@ -54,6 +54,12 @@ pub struct JobDocument {
     /// Whether somebody has said since that it goes on all the same.
     #[serde(default)]
     pub goes_on_disturbed: bool,
+    /// When the last daemon lived that had its target open, in milliseconds since 1970: those that came later have only waited for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_unix_ms: Option<u64>,
+    /// Whether one of those has seen another program use it.
+    #[serde(default)]
+    pub target_was_in_use: bool,
     /// The overlays over the volume's backend, the lowest first: what the guest has written since a snapshot move began.
     /// While there are any, the backend alone is not the volume.
     #[serde(default)]

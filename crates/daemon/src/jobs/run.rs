@@ -107,6 +107,7 @@ pub(crate) async fn start_migration(
         .update_job(|job| {
             job.rested = None;
             (job.disturbed, job.goes_on_disturbed) = (false, false);
+            (job.left_unix_ms, job.target_was_in_use) = (None, false);
             job.record.sessions += 1;
             job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
             job.prediction = prediction.or(job.prediction.take());

@@ -183,7 +183,13 @@ impl Daemon {
         let document = volume.document();
         let job = document.job.as_ref()?;
         let path = job.target.local()?.spec.path();
-        let state = self.backends.image_state(path).await.ok().flatten()?;
+        // Whoever does not answer has not said that it is ours.
+        let looked = self.backends.image_state(path).await;
+        let Ok(state) = looked else { return Some(format!("{} is left as it is: it does not answer", path.display())) };
+        if job.disturbed {
+            return Some(format!("{} is left as it is: another program has used it", path.display()));
+        }
+        let state = state?;
         let is_disturbed =
             !job.goes_on_disturbed && is_target_disturbed(self.last_alive, job, Some(state.times), was_in_use);
         let what = "another program has used it while no daemon ran";
@@ -289,6 +295,8 @@ impl Daemon {
             paused: false,
             disturbed: false,
             goes_on_disturbed: false,
+            left_unix_ms: None,
+            target_was_in_use: false,
             overlays: Vec::new(),
             overlay_files: BTreeMap::new(),
             layers,
