@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::support::load::Load;
+use crate::support::qemu::Qemu;
 use crate::support::{World, same, target};
 
 /// What the other program has written.
 const OTHERS: &[u8] = b"what somebody else needs";
 /// Where: in what was copied by then.
 const AT: u64 = 4096;
+/// So long after the daemon's end a write is told from its own, if the target is in use.
+const LATER: Duration = Duration::from_millis(1500);
 
 /// A move is under way as the daemon is killed, and another program has written to its target by the time it is started again.
 fn disturbed() -> (World, Load, PathBuf) {
@@ -65,4 +68,37 @@ fn a_target_that_another_program_has_used_is_copied_over_once_somebody_says_so()
     assert_eq!(job["state"], "done", "{job}");
     load.goes_on();
     same(&to, &load.finish());
+}
+
+#[test]
+fn a_target_that_a_vm_uses_is_not_copied_over_once_the_vm_is_off_though_daemons_come_and_go_meanwhile() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 12 << 20, 65536);
+    world.attach("x", &image);
+    let to = world.path("new.img");
+    world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "2MiB/s", "--detach"]);
+    world.wait_until_job("it copies nothing", |job| job["progress"]["bytes_copied"].as_u64() > Some(1 << 20));
+    world.kill();
+    // The operator goes on by hand, from a copy of the source.
+    std::fs::copy(&image, &to).expect("copied");
+    let vm = Qemu::raw(&world, &to);
+    std::thread::sleep(LATER);
+    vm.write(0x66);
+    for is_polite in [false, true] {
+        world.start();
+        world.wait_until_job("it does not wait", |job| job["error"].to_string().contains("in use"));
+        match is_polite {
+            true => world.terminate(),
+            false => world.kill(),
+        }
+        vm.write(0x67);
+    }
+    world.start();
+    world.wait_until_job("it does not wait", |job| job["error"].to_string().contains("in use"));
+    drop(vm);
+    let job = world.wait_until_job("it does not wait for a word", |job| job["state"] == "paused");
+    assert!(job["error"].to_string().contains("waits for a word"), "{job}");
+    world.json(&["cancel", "x"]);
+    let there = std::fs::read(&to).expect("the VM's disk is there");
+    assert!(there[..1 << 20].iter().all(|byte| *byte == 0x67), "what the VM has written is gone");
 }

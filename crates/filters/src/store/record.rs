@@ -120,6 +120,7 @@ impl<E: Entry> Record<E> {
             beside: (),
             behind: BTreeMap::new(),
             coming: BTreeMap::new(),
+            last_held: BTreeMap::new(),
             pinned: BTreeMap::new(),
         };
         for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
@@ -178,9 +179,9 @@ impl<E: Entry> Record<E> {
             behind_next,
             has_pins,
         } = self;
-        let Live { map, beside: (), behind, coming, pinned } = live.into_inner();
+        let Live { map, beside: (), behind, coming, last_held, pinned } = live.into_inner();
         let beside = make(&map)?;
-        let live = Mutex::new(Live { map, beside, behind, coming, pinned });
+        let live = Mutex::new(Live { map, beside, behind, coming, last_held, pinned });
         Ok(Record {
             base,
             device,

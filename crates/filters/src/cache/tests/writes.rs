@@ -338,5 +338,5 @@ async fn write_back_yields_to_what_the_guest_asks_of_the_base() {
     });
     assert_eq!(step, WriteBackStep::Wrote(Bytes(BLOCK)), "one request while the guest waits for one");
     let step = stand.cache.write_back().await.expect("it takes it");
-    assert_eq!(step, WriteBackStep::Wrote(Bytes(59 * BLOCK)), "all while it does not");
+    assert_eq!(step, WriteBackStep::Wrote(Bytes(59 * BLOCK)), "all while it asks for nothing");
 }

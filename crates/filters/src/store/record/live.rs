@@ -20,6 +20,9 @@ pub(super) struct Live<E, X> {
     pub(super) behind: BTreeMap<u64, Box<Body>>,
     /// What the flush under way is going to write there.
     pub(super) coming: BTreeMap<u64, Box<Body>>,
+    /// What was true of the grains that have left the store since the last flush, as the store has them still: it may be more than the
+    /// durable map says. Of those that an earlier process has let go nobody knows.
+    pub(super) last_held: BTreeMap<u64, E>,
     /// What the durable map says of the grains that are pinned, in sectors that have some.
     pub(super) pinned: BTreeMap<u64, Box<Body>>,
 }
@@ -69,8 +72,18 @@ impl<E: Entry, X> Live<E, X> {
     }
 
     pub(super) fn apply(&mut self, changes: &[Arc<Change<E>>]) {
-        let Self { map, behind, .. } = self;
+        let Self { map, behind, last_held, .. } = self;
         for change in changes {
+            if !E::LEAVES_CHANGED {
+                for grain in change.run.clone() {
+                    let before = map.get(grain);
+                    if change.state.hides_base() {
+                        last_held.remove(&grain);
+                    } else if before.hides_base() {
+                        last_held.insert(grain, before);
+                    }
+                }
+            }
             let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
             let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
             map.fill(change.run.clone(), change.state);
@@ -98,6 +111,7 @@ impl<E: Entry, X> Live<E, X> {
             for grain in 0..E::SECTOR_GRAINS {
                 let state = E::of(durable, grain);
                 if state.taken_back(E::of(&now, grain)).is_some() {
+                    let state = self.last_held.get(&(*index * E::SECTOR_GRAINS + grain)).copied().unwrap_or(state);
                     let pinned = self.pinned.entry(*index).or_insert_with(|| Box::new([0; BODY_BYTES]));
                     state.fill(pinned, grain..grain + 1);
                     if !E::LEAVES_CHANGED {
@@ -113,7 +127,8 @@ impl<E: Entry, X> Live<E, X> {
     pub(super) fn left(&self, run: Range<u64>) -> Vec<(u64, E)> {
         let durable = |grain: u64| Some(E::of(self.behind.get(&(grain / E::SECTOR_GRAINS))?, grain % E::SECTOR_GRAINS));
         let has_left = |grain: u64, state: &E| state.taken_back(self.map.get(grain)).is_some();
-        run.filter_map(|grain| Some((grain, durable(grain)?)).filter(|(_, state)| has_left(grain, state))).collect()
+        let left = run.filter_map(|grain| Some((grain, durable(grain)?)).filter(|(_, state)| has_left(grain, state)));
+        left.map(|(grain, state)| (grain, self.last_held.get(&grain).copied().unwrap_or(state))).collect()
     }
 
     /// What becomes of a pinned grain.
@@ -175,5 +190,7 @@ impl<E: Entry, X> Live<E, X> {
                 self.behind.insert(index, body);
             }
         }
+        let behind = &self.behind;
+        self.last_held.retain(|grain, _| behind.contains_key(&(grain / E::SECTOR_GRAINS)));
     }
 }
