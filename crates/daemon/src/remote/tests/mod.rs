@@ -22,7 +22,7 @@ use harness::Pair;
 async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
     let fake_arbiter = Arc::<FakeArbiter>::default();
     let pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
-    pair.given_up_untaken().await;
+    Box::pin(pair.given_up_untaken()).await;
     // What is put away cannot be given back.
     pair.a.disks.is_read_only.store(true, Ordering::Relaxed);
     // The first member is silent, and the second answers.
@@ -63,7 +63,7 @@ async fn a_volume_whose_commit_is_on_record_is_not_given_back_before_its_request
 async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
     let fake_arbiter = Arc::<FakeArbiter>::default();
     let pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
-    pair.given_up_untaken().await;
+    Box::pin(pair.given_up_untaken()).await;
     fake_arbiter.delay_ms.store(60_000, Ordering::Relaxed);
     let decision = ResolveRequest { decision: Some(Decision::GiveBack) };
     let deciding = pair.a.core().resolve("x", decision);
@@ -135,7 +135,7 @@ async fn a_volume_whose_image_somebody_has_comes_back_by_itself_or_is_detached()
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_another_host_s_guest_depends_on_is_neither_detached_nor_served_to_others() {
     let mut pair = Pair::start().await;
-    let there = pair.moved().await;
+    let there = Box::pin(pair.moved()).await;
     assert!(pair.a.clients.may_come_to("x"), "its guest has lost its export");
     assert!(!pair.b.clients.may_come_to("x"), "two may write to it");
     pair.between.close();
@@ -162,7 +162,7 @@ async fn a_volume_that_another_host_s_guest_depends_on_is_neither_detached_nor_s
 #[tokio::test(start_paused = true)]
 async fn a_holder_is_told_that_a_volume_is_let_go_by_the_next_start_of_a_host_that_has_removed_it_and_died() {
     let mut pair = Pair::start().await;
-    pair.moved().await;
+    Box::pin(pair.moved()).await;
     let Location::Remote(remote) = pair.a.document("x").backend.clone() else { panic!("it has moved") };
     // Nobody is told of a volume that is still here.
     pair.a.daemon().note_release(&remote);
@@ -184,7 +184,7 @@ async fn a_holder_is_told_that_a_volume_is_let_go_by_the_next_start_of_a_host_th
 #[tokio::test(start_paused = true)]
 async fn a_volume_whose_first_host_is_gone_is_opened_by_a_person_and_closed_to_others_when_its_guest_is_back() {
     let pair = Pair::start().await;
-    let there = pair.moved().await;
+    let there = Box::pin(pair.moved()).await;
     let take = || ResolveRequest { decision: Some(Decision::Take) };
     let error = pair.b.core().resolve("x", take()).await.expect_err("its guest is there");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
@@ -264,7 +264,7 @@ async fn a_volume_that_its_source_has_kept_and_detached_was_not_given_up() {
 #[tokio::test(start_paused = true)]
 async fn a_note_that_was_left_deletes_neither_a_finished_disk_nor_another_s_file() {
     let mut pair = Pair::start().await;
-    pair.moved().await;
+    Box::pin(pair.moved()).await;
     // The note of its making could not be taken back.
     let note = r#"[{"volume":"x","path":"/incoming/x.raw"}]"#;
     let path = pair.b.state_dir().join("arriving.json");
@@ -302,7 +302,7 @@ async fn what_another_host_puts_here_has_a_limit_and_a_plan_says_so() {
     pair.b.hosts.incoming_volumes_max = 1;
     pair.b.kill();
     pair.b.start().await;
-    pair.moved().await;
+    Box::pin(pair.moved()).await;
     pair.a.core().detach("x").await.expect("nobody is connected there");
     pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
     pair.attach().await;
