@@ -118,7 +118,7 @@ pub trait Backends: OverlayBackends {
         None
     }
 
-    /// Makes a target ready; see [`prepare_target`].
+    /// Makes a target ready; see [`backends::prepare_target`].
     ///
     /// # Errors
     /// Why it cannot be one.
@@ -148,7 +148,7 @@ pub trait Backends: OverlayBackends {
         Ok(())
     }
 
-    /// See [`mark_layers_of`].
+    /// See [`backends::mark_layers_of`].
     ///
     /// # Errors
     /// What the place says.
@@ -161,13 +161,13 @@ pub trait Backends: OverlayBackends {
         Box::pin(std::future::ready(None))
     }
 
-    /// See [`retire_source`].
+    /// See [`backends::retire_source`].
     ///
     /// # Errors
     /// What the place says.
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError>;
 
-    /// See [`is_deleted`].
+    /// See [`backends::is_deleted`].
     ///
     /// # Errors
     /// What the place says.
