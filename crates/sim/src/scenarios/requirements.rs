@@ -567,10 +567,10 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     )
     .because(STARTS),
     requirement("start-changed-base", &[Fault("changed-behind"), Told("read from a cache")]).because(STARTS),
-    requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]),
+    requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]).because(STARTS),
     requirement("away-base", &[A_FAILURE, Fault("away"), Told("written to a cache"), Told("written back")]).because(STARTS),
     requirement("flush-lost-base", &[A_FAILURE, Fault("flush-lost"), Told("written to a cache")]).because(STARTS),
-    requirement("flush-lost-image", &[A_FAILURE, Fault("flush-lost"), Told("snapshot"), Told("draining")]),
+    requirement("flush-lost-image", &[A_FAILURE, Fault("flush-lost"), Told("snapshot"), Told("draining")]).because(STARTS),
     requirement("cache-failing-dirty", &[A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("crash")])
         .because(STARTS),
     requirement(
