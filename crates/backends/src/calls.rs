@@ -26,12 +26,9 @@ pub(crate) fn allocate(file: &File, mode: FallocateFlags, extent: Extent) -> io:
 pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
-        match retry(|| Ok(rustix::io::pread(file, &mut into[filled..], offset + filled as u64)?)) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            // Past the page cache only the end of the file is in the middle of a sector, and there is no asking on from there.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput && filled > 0 => break,
-            Err(error) => return Err(error),
+        match retry(|| Ok(rustix::io::pread(file, &mut into[filled..], offset + filled as u64)?))? {
+            0 => break,
+            count => filled += count,
         }
     }
     Ok(filled)

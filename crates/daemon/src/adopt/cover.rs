@@ -12,7 +12,7 @@
 use api::v1::{Error, ErrorCode};
 use vm::{Graph, Node};
 
-use super::disk_state::Reached;
+use super::disk_state::Inspection;
 use super::monitor::Vm;
 use crate::daemon::Daemon;
 use crate::document::AdoptionDocument;
@@ -42,17 +42,10 @@ impl Daemon {
     pub(crate) async fn require_uncovered(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
         let Some(adoption) = &document.adoption else { return Ok(()) };
-        let cover = env::timeout(&*self.env, super::disk_state::LOOK_LIMIT, self.cover(volume, adoption)).await;
-        match cover.and_then(std::result::Result::ok).flatten() {
-            Some(cover) => Err(is_covered(&volume.name, &cover)),
-            None => Ok(()),
+        match self.look(volume, adoption).await {
+            Inspection::Covered(error) => Err(error),
+            _ => Ok(()),
         }
-    }
-
-    async fn cover(&self, volume: &Volume, adoption: &AdoptionDocument) -> Result<Option<Node>> {
-        let Reached::Adopted(vm) = self.reach_adopted(volume, adoption).await? else { return Ok(None) };
-        let graph = Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?;
-        Ok(vm::cover_of(&adoption.plan.disk, &graph).cloned())
     }
 
     /// Has a snapshot over the disk name the image as below it, before the export that it may name goes away.

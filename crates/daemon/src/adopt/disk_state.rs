@@ -17,7 +17,7 @@ use crate::problem::{Result, of_backend, of_vm};
 use crate::volume::Volume;
 
 /// How long a look at QEMU's graph may keep a move, or a guest after a restart, waiting.
-pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(2);
+const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
 /// Whom an adopted disk's monitor leads to.
 pub(super) enum Reached {
@@ -30,7 +30,7 @@ pub(super) enum Reached {
 }
 
 /// What a look at QEMU has shown.
-enum Inspection {
+pub(super) enum Inspection {
     /// It goes through us.
     Inside,
     /// It has ended, or the guest's device is gone: nobody writes.
@@ -169,7 +169,7 @@ impl Daemon {
         }
     }
 
-    async fn look(&self, volume: &Volume, adoption: &AdoptionDocument) -> Inspection {
+    pub(super) async fn look(&self, volume: &Volume, adoption: &AdoptionDocument) -> Inspection {
         match env::timeout(&*self.env, LOOK_LIMIT, self.ask(volume, adoption)).await {
             Some(Ok(look)) => look,
             Some(Err(error)) => Inspection::Silent(error),
@@ -205,12 +205,13 @@ impl Daemon {
             Reached::Adopted(vm) => vm,
         };
         let graph = Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?;
-        match (vm::disk_state(&adoption.plan.disk, &graph), graph.migration_under_way()) {
+        let state = vm::disk_state(&adoption.plan.disk, &graph);
+        if let (DiskState::Inside, Some(cover)) = (state, vm::cover_of(&adoption.plan.disk, &graph)) {
+            return Ok(Inspection::Covered(is_covered(name, cover)));
+        }
+        match (state, graph.migration_under_way()) {
             (DiskState::DeviceGone, _) => Ok(Inspection::Gone),
-            (DiskState::Inside, None) => Ok(match vm::cover_of(&adoption.plan.disk, &graph) {
-                Some(cover) => Inspection::Covered(is_covered(name, cover)),
-                None => Inspection::Inside,
-            }),
+            (DiskState::Inside, None) => Ok(Inspection::Inside),
             (DiskState::Inside, Some(status)) => {
                 let message = format!("QEMU itself is being migrated ({status}), with the disk {name}");
                 let error = Error::new(ErrorCode::WrongState, message);

@@ -127,13 +127,20 @@ impl Overlay {
             let whole = self.extent_of(&(grain..grain + 1));
             let Some(part) = whole.intersection(mutation.extent()) else { continue };
             let piece = mutation.slice(part);
-            match (held_again.contains(&grain), piece.kind()) {
-                (false, _) => self.write_below(piece).await?,
-                (true, MutationKind::Data(_)) => self.write_held(piece).await?,
-                (true, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
+            match held_again.contains(&grain) {
+                false => self.write_below(piece).await?,
+                true => self.change_held(piece).await?,
             }
         }
         Ok(())
+    }
+
+    /// Carries out a mutation of what the overlay holds, or is to hold. The caller holds its grains alone.
+    async fn change_held(&self, mutation: Mutation) -> Result<()> {
+        match mutation.kind() {
+            MutationKind::Data(_) => self.write_held(mutation).await,
+            MutationKind::Zeroes { .. } | MutationKind::Discard => self.clear_held(&mutation).await,
+        }
     }
 
     /// Whether some grain of `run` was drained as zeroes since the last flush.
@@ -254,14 +261,9 @@ impl Overlay {
         let held_again: BTreeSet<u64> = left.map(|(grain, _)| grain).collect();
         for (part, state) in self.runs(mutation.extent(), usize::MAX) {
             let piece = mutation.slice(part).with_fua(false);
-            if state == GrainState::Absent {
-                self.write_absent(piece, &held_again).await?;
-                continue;
-            }
-            match (state, piece.kind()) {
-                (GrainState::Absent, _) => unreachable!("it is written above"),
-                (_, MutationKind::Data(_)) => self.write_held(piece).await?,
-                (_, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
+            match state {
+                GrainState::Absent => self.write_absent(piece, &held_again).await?,
+                GrainState::Data | GrainState::Zero => self.change_held(piece).await?,
             }
         }
         Ok(())

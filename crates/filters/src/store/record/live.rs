@@ -74,15 +74,13 @@ impl<E: Entry, X> Live<E, X> {
     pub(super) fn apply(&mut self, changes: &[Arc<Change<E>>]) {
         let Self { map, behind, last_held, .. } = self;
         for change in changes {
-            if !E::LEAVES_CHANGED {
-                for grain in change.run.clone() {
-                    let before = map.get(grain);
-                    if change.state.hides_base() {
-                        last_held.remove(&grain);
-                    } else if before.hides_base() {
-                        last_held.insert(grain, before);
-                    }
-                }
+            // A run that is held may be as long as the volume, one that leaves is what one request has drained.
+            if change.state.hides_base() {
+                let again: Vec<u64> = last_held.range(change.run.clone()).map(|(grain, _)| *grain).collect();
+                again.iter().for_each(|grain| _ = last_held.remove(grain));
+            } else if !E::LEAVES_CHANGED {
+                let held = change.run.clone().map(|grain| (grain, map.get(grain)));
+                last_held.extend(held.filter(|(_, before)| before.hides_base()));
             }
             let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
             let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
