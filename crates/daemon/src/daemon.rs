@@ -149,7 +149,7 @@ impl Daemon {
             PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
         Ok(Self {
             audit: Audit::open(layout.clone())?,
-            last_alive: last_life::last_alive(&layout),
+            last_alive: last_life::last_alive(&layout, boot),
             history: History::open(layout.clone(), config.history_max),
             network,
             spawner,

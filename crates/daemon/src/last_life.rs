@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use backends::ImageTimes;
 use env::EnvRef;
+use uuid::Uuid;
 
 use crate::audit::unix_ms;
 use crate::document::JobDocument;
@@ -28,21 +29,25 @@ const SLACK_IN_USE: Duration = Duration::from_secs(1);
 /// The file begins anew when it has so many notes.
 const NOTES_MAX: usize = 4096;
 
-/// When the daemon that was here before lived last; none if nobody knows.
-pub(crate) fn last_alive(layout: &Layout) -> Option<SystemTime> {
+/// When the daemon that was here before lived last; none if nobody knows. A power loss takes the newest notes and leaves what was written to
+/// the target, so notes of another boot than `boot` say nothing.
+pub(crate) fn last_alive(layout: &Layout, boot: [u8; 16]) -> Option<SystemTime> {
     let notes = layout.files().read(&layout.alive()).ok()?;
     let complete = &notes[..notes.iter().rposition(|byte| *byte == b'\n')?];
     let last = complete.rsplit(|byte| *byte == b'\n').next()?;
-    let milliseconds = std::str::from_utf8(last).ok()?.parse().ok()?;
-    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds))
+    let (milliseconds, noted_boot) = std::str::from_utf8(last).ok()?.split_once(' ')?;
+    if noted_boot.parse() != Ok(Uuid::from_bytes(boot)) {
+        return None;
+    }
+    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds.parse().ok()?))
 }
 
 /// Notes that this daemon lives, for as long as `moves` tells whether anything moves: none ends it.
-pub(crate) async fn note_life(env: EnvRef, layout: Layout, moves: impl Fn() -> Option<bool>) {
+pub(crate) async fn note_life(env: EnvRef, layout: Layout, boot: [u8; 16], moves: impl Fn() -> Option<bool>) {
     let (path, mut notes) = (layout.alive(), NOTES_MAX);
     while let Some(moves) = moves() {
         if moves {
-            let note = format!("{}\n", unix_ms(env.wall_clock()));
+            let note = format!("{} {}\n", unix_ms(env.wall_clock()), Uuid::from_bytes(boot));
             notes += 1;
             let noted = match notes > NOTES_MAX {
                 true => layout.files().write(&path, note.as_bytes()).inspect(|()| notes = 0),

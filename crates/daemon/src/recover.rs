@@ -73,7 +73,12 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     }
     let this = Arc::downgrade(daemon);
     let moves = move || Some(this.upgrade()?.volumes().iter().any(|volume| volume.document().job.is_some()));
-    daemon.env.spawn(Box::pin(last_life::note_life(Arc::clone(&daemon.env), daemon.layout.clone(), moves)));
+    daemon.env.spawn(Box::pin(last_life::note_life(
+        Arc::clone(&daemon.env),
+        daemon.layout.clone(),
+        daemon.boot,
+        moves,
+    )));
     if env::timeout(&*daemon.env, START_LIMIT, is_back).await.is_none() {
         for volume in volumes.iter().filter(|volume| volume.is_coming_back()) {
             tracing::error!(
