@@ -57,3 +57,26 @@ pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io
     }
     Ok(())
 }
+
+/// Reads until `into` is full or the file ends; what fails after some of it is for the next call to find.
+pub(crate) fn read_some(file: &File, offset: u64, into: &mut [u8]) -> io::Result<u64> {
+    go_on_with(into.len(), |filled| Ok(rustix::io::pread(file, &mut into[filled..], offset + filled as u64)?))
+}
+
+/// Writes all of `data`, or as much of it as comes before an error.
+pub(crate) fn write_some(file: &File, offset: u64, data: &[u8]) -> io::Result<u64> {
+    go_on_with(data.len(), |written| Ok(rustix::io::pwrite(file, &data[written..], offset + written as u64)?))
+}
+
+fn go_on_with(length: usize, mut call: impl FnMut(usize) -> io::Result<usize>) -> io::Result<u64> {
+    let mut done = 0;
+    while done < length {
+        match retry(|| call(done)) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done as u64)
+}

@@ -35,7 +35,8 @@ use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};
 
 pub use open::{Access, OpenOptions};
-pub(crate) use open::{direct_alignment_of, is_in_memory};
+pub(crate) use holes::{FOUND_BYTES_MAX, Found, find as find_holes};
+pub(crate) use open::{direct_alignment_of, is_in_memory, length_of, takes_one_write};
 
 /// How a backend reaches its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,8 +178,7 @@ impl FileBackend {
     /// # Errors
     /// When the operating system does not say.
     pub async fn refresh_size(&self) -> Result<Bytes> {
-        let (file, is_block_device) = (Arc::clone(&self.file), self.is_block_device);
-        let looked = self.executor.run(move || open::size_of(&file, is_block_device)).await;
+        let looked = self.executor.length(&self.file).await;
         let now =
             looked.map_err(|error| Error::from_os(error, format!("looking at the size of {}", self.path.display())))?;
         if now > self.size.load(Ordering::Acquire) {
@@ -359,9 +359,8 @@ impl FileBackend {
         if !self.length_waits || !self.may_be_cut() {
             return self.check_length_at_once();
         }
-        let (size, file) = (self.geometry().size, Arc::clone(&self.file));
-        let found = self.executor.run(move || open::size_of(&file, false)).await;
-        self.judge_length(size, found)
+        let size = self.geometry().size;
+        self.judge_length(size, self.executor.length(&self.file).await)
     }
 
     /// The same at once, for a file system that has the lengths of its files in memory.

@@ -43,6 +43,8 @@ pub(crate) enum Request {
         buffer: Buffer,
         /// How much of it is filled already.
         start: usize,
+        /// Whether it fails where the kernel would have to wait with it.
+        nowait: bool,
     },
     /// Write the data from byte `start` of it on; its first byte goes to `offset` of the file.
     Write {
@@ -54,6 +56,8 @@ pub(crate) enum Request {
         start: usize,
         /// Whether it is durable when it is answered.
         fua: bool,
+        /// Whether it fails where the kernel would have to wait with it.
+        nowait: bool,
     },
     /// Make durable what was written.
     Sync,
@@ -321,15 +325,16 @@ impl Request {
     fn entry(&mut self, file: &File) -> squeue::Entry {
         let descriptor = types::Fd(file.as_raw_fd());
         match self {
-            Self::Read { offset, buffer, start } => {
+            Self::Read { offset, buffer, start, nowait } => {
                 let place = *offset + *start as u64;
                 let rest = &mut buffer[*start..];
-                opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32).offset(place).build()
+                let entry = opcode::Read::new(descriptor, rest.as_mut_ptr(), rest.len() as u32);
+                entry.offset(place).rw_flags(if *nowait { libc::RWF_NOWAIT } else { 0 }).build()
             }
-            Self::Write { offset, data, start, fua } => {
+            Self::Write { offset, data, start, fua, nowait } => {
                 let place = *offset + *start as u64;
                 let rest = &data[*start..];
-                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+                let flags = if *fua { libc::RWF_DSYNC } else { 0 } | if *nowait { libc::RWF_NOWAIT } else { 0 };
                 let entry = opcode::Write::new(descriptor, rest.as_ptr(), rest.len() as u32);
                 entry.offset(place).rw_flags(flags).build()
             }

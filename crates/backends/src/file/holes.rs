@@ -21,9 +21,42 @@ use super::{Engine, FileBackend};
 const PIECES_MAX: usize = 64;
 
 /// What was found: the pieces, and the last run of data to its very end, which may lie past the extent asked about.
-struct Found {
+pub(crate) struct Found {
     pieces: Vec<ExtentStatus>,
     data_run: Option<Extent>,
+}
+
+/// The run of data, and the pieces, each with what it is.
+pub(crate) const FOUND_BYTES_MAX: usize = 16 + PIECES_MAX * 24;
+
+impl Found {
+    /// Puts it into `bytes`, for a process that is the same program; how many pieces there are.
+    pub(crate) fn put(&self, bytes: &mut [u8]) -> u64 {
+        let run = self.data_run.unwrap_or(Extent::new(Bytes::ZERO, Bytes::ZERO));
+        let pieces = self.pieces.iter().flat_map(|piece| {
+            [piece.extent.offset.0, piece.extent.length.0, u64::from(piece.state == ExtentState::Hole)]
+        });
+        let numbers = [run.offset.0, run.length.0].into_iter().chain(pieces);
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        self.pieces.len() as u64
+    }
+
+    /// What was put into `bytes`, with so many pieces.
+    pub(crate) fn take(bytes: &[u8], pieces: u64) -> Self {
+        let number = |place: usize| {
+            u64::from_le_bytes(bytes[place * 8..place * 8 + 8].try_into().expect("eight bytes"))
+        };
+        let extent = |place: usize| Extent::new(Bytes(number(place)), Bytes(number(place + 1)));
+        let piece = |index: usize| {
+            let place = 2 + index * 3;
+            let state = if number(place + 2) == 0 { ExtentState::Data } else { ExtentState::Hole };
+            ExtentStatus { extent: extent(place), state }
+        };
+        let data_run = Some(extent(0)).filter(|run| !run.is_empty());
+        Self { pieces: (0..pieces as usize).map(piece).collect(), data_run }
+    }
 }
 
 impl FileBackend {
@@ -49,22 +82,28 @@ impl FileBackend {
             let part = known.intersection(extent).expect("both hold the first byte of the extent");
             return ready(Ok(vec![ExtentStatus { extent: part, state: ExtentState::Data }]));
         }
-        let file = Arc::clone(&self.file);
-        let unit = u64::from(self.geometry.request_alignment);
-        let is_in_memory = self.engine == Engine::Memory;
-        let may_be_short = self.advertised.is_some();
         Box::pin(async move {
-            let look = move || match is_in_memory && is_allocated(&file, extent)? {
-                true => Ok(all_data(extent)),
-                false => find(&file, extent, unit, may_be_short),
-            };
-            let outcome = self.executor.run(look).await;
+            let outcome = self.look_for_holes(extent).await;
             let found = outcome.map_err(|error| self.failed(error, "looking for holes in", extent))?;
             if found.data_run.is_some() {
                 *self.data_run.lock() = found.data_run;
             }
             Ok(found.pieces)
         })
+    }
+
+    async fn look_for_holes(&self, extent: Extent) -> io::Result<Found> {
+        let unit = self.geometry.request_alignment;
+        let may_be_short = self.advertised.is_some();
+        if self.engine != Engine::Memory {
+            return self.executor.holes(&self.file, extent, unit, may_be_short).await;
+        }
+        let file = Arc::clone(&self.file);
+        let look = move || match is_allocated(&file, extent)? {
+            true => Ok(all_data(extent)),
+            false => find(&file, extent, unit.into(), may_be_short),
+        };
+        self.executor.run(look).await
     }
 }
 
@@ -103,7 +142,7 @@ fn end_of(file: &File) -> io::Result<Bytes> {
 
 /// Pieces begin and end at multiples of `unit`, so that each can be read as it is. Behind the end of a file that may not be
 /// shorter than its volume nothing is a hole.
-fn find(file: &File, extent: Extent, unit: u64, may_be_short: bool) -> io::Result<Found> {
+pub(crate) fn find(file: &File, extent: Extent, unit: u64, may_be_short: bool) -> io::Result<Found> {
     let mut found = Found { pieces: Vec::new(), data_run: None };
     let mut next = extent.offset;
     while next < extent.end() && found.pieces.len() < PIECES_MAX {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use block::{BLOCK_BYTES, Bytes, Error, ErrorKind, Geometry, Result};
 use env::Env;
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use super::{Engine, FileBackend, Latch, zeroes};
 use crate::executor::Executor;
@@ -64,7 +64,7 @@ pub struct OpenOptions {
     /// How long to wait for the lock of a server that may be dead with requests still under way. `None` takes no lock:
     /// for inspecting a file that another process serves.
     pub lock_wait: Option<Duration>,
-    /// Processes that carry out what a device may hold in the kernel for ever; without them this one does.
+    /// Processes that carry out what the kernel may hold for ever; without them this one does.
     pub helpers: Option<Arc<Helpers>>,
 }
 
@@ -191,9 +191,9 @@ impl FileBackend {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             read_only: !writable,
         };
-        let helpers = options.helpers.clone().filter(|_| writable && engine != Engine::Memory);
-        let (helped, again) = (Arc::clone(&file), tail.clone());
-        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &helped, again)).transpose();
+        let helpers = options.helpers.clone().filter(|_| engine != Engine::Memory);
+        let (helped, again, is_direct) = (Arc::clone(&file), tail.clone(), engine == Engine::Direct);
+        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &helped, again, is_direct)).transpose();
         let helped = threads.run(help).await.map_err(attempt)?;
         let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings() };
         Ok(Self {
@@ -245,6 +245,19 @@ pub(super) fn size_of(file: &File, is_block_device: bool) -> std::io::Result<u64
         return file.seek(SeekFrom::End(0));
     }
     Ok(file.metadata()?.len())
+}
+
+/// The same for whatever it is.
+pub(crate) fn length_of(file: &File) -> std::io::Result<u64> {
+    size_of(file, file.metadata()?.file_type().is_block_device())
+}
+
+/// Whether the kernel lets one write of this file in at a time, if it has to allocate or goes through the page cache.
+pub(crate) fn takes_one_write(file: &File) -> bool {
+    let is_file = file.metadata().is_ok_and(|found| found.is_file());
+    let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as i64);
+    let is_direct = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+    is_file && (kind == EXT4 || [XFS, BTRFS].contains(&kind) && !is_direct)
 }
 
 /// Whether the file system keeps its files in memory. Not to be asked of a block device: its node may be on a tmpfs.

@@ -9,11 +9,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::Extent;
+use block::{Buffer, Data, Extent};
 use parking_lot::Mutex;
 
+use super::memory::{LARGE_BYTES, Slot};
 use super::message::Verb;
-use super::{CLOSE_LIMIT, Helper, Helpers, device_of};
+use super::{CLOSE_LIMIT, HOLES_BYTES, Helper, Helpers, device_of};
+use crate::file::Found;
 
 /// How many helpers are asked in turn.
 const TRIES: u32 = 3;
@@ -115,6 +117,8 @@ struct Shared {
     file: Arc<File>,
     /// The same file, opened before it is written to.
     witness: Option<Arc<File>>,
+    /// Whether the file, other than its witness, is read and written past the page cache.
+    is_direct: bool,
     device: u64,
     state: Mutex<State>,
 }
@@ -127,10 +131,20 @@ pub(crate) struct Known(Arc<Shared>);
 
 impl HelpedFile {
     /// `tail` is the same file, if it is open a second time already. May wait for the file system.
-    pub(crate) fn new(helpers: &Arc<Helpers>, file: &Arc<File>, tail: Option<Arc<File>>) -> io::Result<Self> {
+    pub(crate) fn new(
+        helpers: &Arc<Helpers>,
+        file: &Arc<File>,
+        tail: Option<Arc<File>>,
+        is_direct: bool,
+    ) -> io::Result<Self> {
         let witness = tail.or_else(|| open_again(file));
         let (helpers, device, file) = (Arc::clone(helpers), device_of(file)?, Arc::clone(file));
-        Ok(Self(Arc::new(Shared { helpers, file, witness, device, state: Mutex::default() })))
+        Ok(Self(Arc::new(Shared { helpers, file, witness, is_direct, device, state: Mutex::default() })))
+    }
+
+    /// Whether requests for `file`, which is one of the two, go past the page cache.
+    pub(crate) fn goes_past_the_cache(&self, file: &Arc<File>) -> bool {
+        self.0.is_direct && !self.0.is_witness(file)
     }
 
     /// The helper that has the file; none if there can be none: then the caller does its work itself.
@@ -186,9 +200,113 @@ impl Known {
         }
         Err(unasked())
     }
+
+    /// Fills `buffer` from byte `start` of it on; its first byte is at `offset` of `file`. Returns how much is filled
+    /// then: less than all only at the end of the file.
+    pub(crate) async fn read(
+        &self,
+        file: &Arc<File>,
+        offset: u64,
+        mut buffer: Buffer,
+        mut start: usize,
+    ) -> io::Result<(Buffer, usize)> {
+        let by_witness = self.0.is_witness(file);
+        let begin = start;
+        while start < buffer.len() {
+            let length = (buffer.len() - start).min(LARGE_BYTES);
+            let at = offset + start as u64;
+            let verb = |slot| Verb::Read { by_witness, offset: at, length: length as u64, slot };
+            match self.carry_out(length, &[], verb).await {
+                Ok((_, 0)) => break,
+                Ok((slot, count)) => {
+                    let count = count as usize;
+                    slot.copy_to(&mut buffer[start..start + count]);
+                    start += count;
+                }
+                // Past the page cache only the end of the file is in the middle of a sector.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput && start > begin => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((buffer, start))
+    }
+
+    /// Writes all of `data` from byte `start` of it on; its first byte goes to `offset` of `file`.
+    pub(crate) async fn write(
+        &self,
+        file: &Arc<File>,
+        offset: u64,
+        data: &Data,
+        mut start: usize,
+    ) -> io::Result<()> {
+        let by_witness = self.0.is_witness(file);
+        while start < data.len() {
+            let length = (data.len() - start).min(LARGE_BYTES);
+            let at = offset + start as u64;
+            let verb = |slot| Verb::Write { by_witness, offset: at, length: length as u64, slot };
+            match self.carry_out(length, &data[start..start + length], verb).await?.1 {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                count => start += count as usize,
+            }
+        }
+        Ok(())
+    }
+
+    /// How long the file is.
+    pub(crate) async fn length(&self) -> io::Result<u64> {
+        Ok(self.carry_out(0, &[], |_| Verb::Length).await?.1)
+    }
+
+    /// Where `extent` has data, in pieces of whole units.
+    pub(crate) async fn holes(&self, extent: Extent, unit: u32, may_be_short: bool) -> io::Result<Found> {
+        let (offset, length) = (extent.offset.0, extent.length.0);
+        let verb = |slot| Verb::Holes { offset, length, slot, unit, may_be_short };
+        let (slot, count) = self.carry_out(HOLES_BYTES, &[], verb).await?;
+        let mut bytes = vec![0; HOLES_BYTES];
+        slot.copy_to(&mut bytes);
+        Ok(Found::take(&bytes, count))
+    }
+
+    /// Has something done that is the same when it is done twice, with `bytes` in its slot.
+    async fn carry_out(
+        &self,
+        length: usize,
+        bytes: &[u8],
+        verb: impl Fn(u64) -> Verb,
+    ) -> io::Result<(Slot, u64)> {
+        for _ in 0..TRIES {
+            if let Some((slot, outcome)) = self.0.carry_out_once(length, bytes, &verb).await {
+                return Ok((slot, outcome?));
+            }
+        }
+        Err(unasked())
+    }
 }
 
 impl Shared {
+    /// Whether it is the second of the two descriptions, and not the first.
+    fn is_witness(&self, file: &Arc<File>) -> bool {
+        self.witness.as_ref().is_some_and(|witness| Arc::ptr_eq(witness, file))
+    }
+
+    /// None if nobody has carried it out, or nobody can say so: then nothing of it is under way any more.
+    async fn carry_out_once(
+        &self,
+        length: usize,
+        bytes: &[u8],
+        verb: impl Fn(u64) -> Verb,
+    ) -> Option<(Slot, io::Result<u64>)> {
+        let (helper, number) = self.place().ok()?;
+        let mut slot = helper.slot(length).await.ok()?;
+        slot.fill(bytes);
+        let verb = verb(slot.at());
+        let Some((slot, outcome)) = helper.perform(number, verb, slot).await else {
+            helper.expect_end().await;
+            return None;
+        };
+        Some((slot, self.unless_unknown(&helper, outcome)?))
+    }
+
     /// The helper that has the file, and what it calls it; it is given it first, if need be.
     fn place(&self) -> io::Result<(Arc<Helper>, u64)> {
         let mut state = self.state.lock();
@@ -267,7 +385,7 @@ impl Shared {
     }
 
     /// None if `helper` does not have the file: it may have had no room for it when that came.
-    fn unless_unknown(&self, helper: &Arc<Helper>, outcome: io::Result<()>) -> Option<io::Result<()>> {
+    fn unless_unknown<T>(&self, helper: &Arc<Helper>, outcome: io::Result<T>) -> Option<io::Result<T>> {
         if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBADF)) {
             let mut state = self.state.lock();
             if state.given_to(helper).is_some_and(|given| given.unanswered == 0) {

@@ -1,11 +1,13 @@
 //! What a process and its helpers say to each other: messages of fixed length over a socket that keeps their bounds.
 //!
 //! ```text
-//!   request  0 number │ 8 file │ 16 verb (u32) │ 20 mode (u32) │ 24 offset │ 32 length     with the open files, if new
-//!   answer   0 number │ 8 the system's error, 0 if there was none (u64)
+//!   request  0 number │ 8 file │ 16 verb (u32) │ 20 mode (u32) │ 24 offset │ 32 length │ 40 slot   with new open files
+//!   answer   0 number │ 8 the system's error, 0 if there was none (u64) │ 16 count
 //! ```
 //!
-//! A sync has the mode 1 if it goes through the witness. All numbers are little-endian. Both ends are the same program.
+//! Syncs, reads and writes have the mode 1 if they go through the witness. A look for holes has the unit as its mode, and
+//! the highest bit if the file may be shorter than its volume. All numbers are little-endian. Both ends are the same
+//! program.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,10 +18,12 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-const MESSAGE_BYTES: usize = 40;
+const MESSAGE_BYTES: usize = 48;
 /// A file and its witness.
 const FILES_MAX: usize = 2;
-pub(super) const ANSWER_BYTES: usize = 16;
+pub(super) const ANSWER_BYTES: usize = 24;
+/// The mode's bit of a file that may be shorter than its volume.
+const MAY_BE_SHORT: u32 = 1 << 31;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +40,32 @@ pub(super) enum Verb {
         offset: u64,
         length: u64,
     },
+    /// Serve the connection that comes with this, whose requests have their bytes in the memory that comes, too.
+    Line,
+    /// Fill the slot from the file.
+    Read {
+        by_witness: bool,
+        offset: u64,
+        length: u64,
+        slot: u64,
+    },
+    /// Write the slot to the file.
+    Write {
+        by_witness: bool,
+        offset: u64,
+        length: u64,
+        slot: u64,
+    },
+    /// Say how long the file is.
+    Length,
+    /// Put into the slot where the extent has data, in pieces of whole units.
+    Holes {
+        offset: u64,
+        length: u64,
+        slot: u64,
+        unit: u32,
+        may_be_short: bool,
+    },
 }
 
 /// A request.
@@ -48,11 +78,18 @@ pub(super) struct Message {
 
 impl Message {
     fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
-        let (verb, mode, offset, length) = match self.verb {
-            Verb::Open => (1_u32, 0, 0, 0),
-            Verb::Close => (2, 0, 0, 0),
-            Verb::Sync { by_witness } => (3, u32::from(by_witness), 0, 0),
-            Verb::Allocate { mode, offset, length } => (4, mode, offset, length),
+        let (verb, mode, offset, length, slot) = match self.verb {
+            Verb::Open => (1_u32, 0, 0, 0, 0),
+            Verb::Close => (2, 0, 0, 0, 0),
+            Verb::Sync { by_witness } => (3, u32::from(by_witness), 0, 0, 0),
+            Verb::Allocate { mode, offset, length } => (4, mode, offset, length, 0),
+            Verb::Line => (5, 0, 0, 0, 0),
+            Verb::Read { by_witness, offset, length, slot } => (6, u32::from(by_witness), offset, length, slot),
+            Verb::Write { by_witness, offset, length, slot } => (7, u32::from(by_witness), offset, length, slot),
+            Verb::Length => (8, 0, 0, 0, 0),
+            Verb::Holes { offset, length, slot, unit, may_be_short } => {
+                (9, unit | if may_be_short { MAY_BE_SHORT } else { 0 }, offset, length, slot)
+            }
         };
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..8].copy_from_slice(&self.id.to_le_bytes());
@@ -60,46 +97,57 @@ impl Message {
         bytes[16..20].copy_from_slice(&verb.to_le_bytes());
         bytes[20..24].copy_from_slice(&mode.to_le_bytes());
         bytes[24..32].copy_from_slice(&offset.to_le_bytes());
-        bytes[32..].copy_from_slice(&length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&length.to_le_bytes());
+        bytes[40..].copy_from_slice(&slot.to_le_bytes());
         bytes
     }
 
     fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
         let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let (mode, offset, length, slot) = (short(20), long(24), long(32), long(40));
         let verb = match short(16) {
             1 => Verb::Open,
             2 => Verb::Close,
-            3 => Verb::Sync { by_witness: short(20) != 0 },
-            4 => Verb::Allocate { mode: short(20), offset: long(24), length: long(32) },
+            3 => Verb::Sync { by_witness: mode != 0 },
+            4 => Verb::Allocate { mode, offset, length },
+            5 => Verb::Line,
+            6 => Verb::Read { by_witness: mode != 0, offset, length, slot },
+            7 => Verb::Write { by_witness: mode != 0, offset, length, slot },
+            8 => Verb::Length,
+            9 => {
+                let (unit, may_be_short) = (mode & !MAY_BE_SHORT, mode & MAY_BE_SHORT != 0);
+                Verb::Holes { offset, length, slot, unit, may_be_short }
+            }
             _ => return None,
         };
         Some(Self { id: long(0), file: long(8), verb })
     }
 }
 
-/// What became of a request.
+/// What became of a request, and how much it was, where that is a question.
 pub(super) struct Answer {
     pub(super) id: u64,
-    pub(super) outcome: io::Result<()>,
+    pub(super) outcome: io::Result<u64>,
 }
 
 impl Answer {
     pub(super) fn to_bytes(&self) -> [u8; ANSWER_BYTES] {
-        let code = match &self.outcome {
-            Ok(()) => 0,
-            Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        let (code, count) = match &self.outcome {
+            Ok(count) => (0, *count),
+            Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), 0),
         };
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..8].copy_from_slice(&self.id.to_le_bytes());
-        bytes[8..].copy_from_slice(&u64::from(code.unsigned_abs()).to_le_bytes());
+        bytes[8..16].copy_from_slice(&u64::from(code.unsigned_abs()).to_le_bytes());
+        bytes[16..].copy_from_slice(&count.to_le_bytes());
         bytes
     }
 
     pub(super) fn parse(bytes: &[u8; ANSWER_BYTES]) -> Self {
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let outcome = match long(8) {
-            0 => Ok(()),
+            0 => Ok(long(16)),
             code => Err(io::Error::from_raw_os_error(code as i32)),
         };
         Self { id: long(0), outcome }
@@ -145,14 +193,23 @@ mod tests {
 
     #[test]
     fn messages_come_as_they_were_sent() {
-        let syncs = [false, true].map(|by_witness| Verb::Sync { by_witness });
-        let others = [Verb::Open, Verb::Close, Verb::Allocate { mode: 3, offset: 1 << 40, length: 4096 }];
-        for verb in syncs.into_iter().chain(others) {
+        let either = [false, true].map(|yes| {
+            let (offset, length, slot) = (1 << 40, 4096, 1 << 20);
+            [
+                Verb::Sync { by_witness: yes },
+                Verb::Read { by_witness: yes, offset, length, slot },
+                Verb::Write { by_witness: yes, offset, length, slot },
+                Verb::Holes { offset, length, slot, unit: 512, may_be_short: yes },
+            ]
+        });
+        let allocate = Verb::Allocate { mode: 3, offset: 1 << 40, length: 4096 };
+        let others = [Verb::Open, Verb::Close, Verb::Line, Verb::Length, allocate];
+        for verb in either.into_iter().flatten().chain(others) {
             let message = Message { id: 7, file: 9, verb };
             assert_eq!(Message::parse(&message.to_bytes()), Some(message));
         }
         let answer = |outcome| Answer::parse(&Answer { id: 1, outcome }.to_bytes()).outcome;
-        assert!(answer(Ok(())).is_ok());
+        assert_eq!(answer(Ok(1 << 33)).expect("it is well"), 1 << 33);
         let failed = answer(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
         assert_eq!(failed.expect_err("it failed").raw_os_error(), Some(libc::ENOSPC));
         assert_eq!(answer(Err(io::Error::other("?"))).expect_err("it failed").raw_os_error(), Some(libc::EIO));

@@ -1,18 +1,21 @@
 //! Processes that carry out the calls which a device may hold in the kernel for ever.
 //!
 //! A thread that waits in the kernel for a device cannot be killed. Until the device answers, the kernel keeps all files
-//! of its process open: sockets, locks, the images of all other volumes. io_uring carries out syncs and changes of
-//! allocation in such threads. So each device has a process of its own for them, with nothing but that device's images:
+//! of its process open: sockets, locks, the images of all other volumes. Nor does whoever has started the process hear
+//! of its end. io_uring carries out syncs and changes of allocation in such threads, and all reads and writes that
+//! would wait: where the file system has to allocate, or to fetch what it needs first, and through the page cache. So
+//! each device has a process of its own for them, with nothing but that device's images:
 //!
 //! ```text
 //!   sync, allocate ──▶ socket ──▶ helper of the device ──▶ kernel
 //!                                   │ has the open files themselves, and so their locks
 //!   answer ◀── one thread ◀── socket┘
+//!
+//!   read, write ──▶ ring, with the word that it must not wait ── it would ──▶ a worker's connection, shared memory
 //! ```
 //!
 //! A daemon that dies leaves at most that process behind. It keeps the locks of the images that it still works on, so
-//! nobody else serves those until the device has answered. Reads and writes past the page cache hold no thread, as long
-//! as the file system takes them without waiting: it does not where it has to allocate, and NFS never does.
+//! nobody else serves those until the device has answered.
 //!
 //! A helper may be killed, and another one takes its place. What the first could not be asked for, and changes of
 //! allocation, are given to that one. A sync that was under way is another matter. The open file description that the
@@ -37,6 +40,8 @@
 //! own end.
 
 mod helped;
+mod line;
+mod memory;
 mod message;
 mod serve;
 
@@ -54,6 +59,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, shutdown, socketpair};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
+use line::{Done, Lines};
+use memory::Slot;
 use message::{ANSWER_BYTES, Answer, Message, Verb, send_message};
 
 #[cfg(test)]
@@ -66,6 +73,10 @@ const ARGUMENT: &str = "--device-helper";
 const REQUESTS_MAX: usize = 64;
 /// How long whoever lets a file go waits for its helper to have done so. A device that hangs has it for longer.
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
+/// How long after one of its sockets has ended the others of a helper may still be open.
+const END_LIMIT_MS: u32 = 1000;
+/// What an answer about holes takes of a slot at most.
+const HOLES_BYTES: usize = crate::file::FOUND_BYTES_MAX;
 
 /// Becomes a helper, if this process was started as one; gives what it exits with then.
 #[must_use]
@@ -127,6 +138,7 @@ struct Helper {
     state: Mutex<State>,
     /// An answer has come.
     answered: Condvar,
+    lines: Lines,
 }
 
 #[derive(Default)]
@@ -155,6 +167,7 @@ impl Helper {
             permits: Semaphore::new(REQUESTS_MAX),
             state: Mutex::default(),
             answered: Condvar::new(),
+            lines: Lines::default(),
         });
         let (socket, reading) = (helper.socket.try_clone()?, Arc::downgrade(&helper));
         let read = move || read_answers(&socket, &reading, child);
@@ -164,6 +177,16 @@ impl Helper {
 
     fn has_ended(&self) -> bool {
         self.state.lock().has_ended
+    }
+
+    /// Waits until its end is known to all who ask it, if it has ended. One of its sockets says so before the others.
+    async fn expect_end(&self) {
+        for _ in 0..END_LIMIT_MS {
+            if self.has_ended() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     fn begin(&self, waiting: Waiting) -> io::Result<u64> {
@@ -212,6 +235,23 @@ impl Helper {
         self.permits.acquire().await.expect("the semaphore is never closed")
     }
 
+    /// Memory for a request with `length` bytes, or with as many of them as it can have.
+    async fn slot(&self, length: usize) -> io::Result<Slot> {
+        let slots = self.lines.slots()?;
+        Ok(slots.acquire(length).await)
+    }
+
+    /// Has `verb` carried out on `file` with the bytes of `slot`; `None` if the helper ends before it has answered.
+    async fn perform(&self, file: u64, verb: Verb, slot: Slot) -> Option<Done> {
+        let line = self.lines.of_this_worker(|theirs| {
+            let id = self.begin(Waiting::Thread)?;
+            let introduced = self.send(&Message { id, file: 0, verb: Verb::Line }, &[theirs.as_fd(), slot.memory()]);
+            self.state.lock().waiting.remove(&id);
+            introduced
+        });
+        line.ok()?.perform(file, verb, slot).await
+    }
+
     /// Asks for something. The answer comes through what this gives, or none if the helper ends before.
     fn request(&self, verb: Verb, file: u64) -> io::Result<oneshot::Receiver<io::Result<()>>> {
         let (answer, answered) = oneshot::channel();
@@ -240,7 +280,7 @@ fn read_answers(socket: &OwnedFd, helper: &Weak<Helper>, mut child: Child) {
         let waiting = helper.state.lock().waiting.remove(&id);
         if let Some(Waiting::Task(task)) = waiting {
             // Nobody may wait any more.
-            let _ = task.send(outcome);
+            let _ = task.send(outcome.map(drop));
         }
         helper.answered.notify_all();
     }
