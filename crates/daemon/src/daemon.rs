@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
 use backends::{CacheMode, ImageError, TargetError};
@@ -28,7 +28,7 @@ use crate::hosts::{HostNetwork, no_hosts};
 use crate::hypervisor::{Hypervisors, Monitors};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::last_life;
+use crate::last_life::LastLife;
 use crate::lent_parts::LentParts;
 use crate::location::{JobTarget, Location, parse_backend};
 use crate::log::LogQueue;
@@ -54,8 +54,8 @@ pub(crate) struct Daemon {
     pub(crate) state: StateDir,
     pub(crate) layout: Layout,
     pub(crate) audit: Audit,
-    /// When the daemon that was here before lived last.
-    pub(crate) last_alive: Option<SystemTime>,
+    /// What the daemon that was here before has noted of its life.
+    pub(crate) last_life: LastLife,
     pub(crate) history: History,
     pub(crate) network: Arc<dyn Network>,
     /// Where volumes are and go.
@@ -149,7 +149,7 @@ impl Daemon {
             PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
         Ok(Self {
             audit: Audit::open(layout.clone())?,
-            last_alive: last_life::last_alive(&layout, boot),
+            last_life: LastLife::read(&layout, boot),
             history: History::open(layout.clone(), config.history_max),
             network,
             spawner,

@@ -21,7 +21,7 @@ use env::Env;
 use migrate::Phase;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use job::Rested;
+pub(crate) use job::{Rested, TargetSeen};
 pub use job::{Committed, GroupDocument, JobDocument};
 pub use layer::{
     CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer,

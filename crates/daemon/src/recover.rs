@@ -27,7 +27,7 @@ use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::last_life::{self, is_target_disturbed};
+use crate::last_life::{LifeNotes, Moving, is_target_disturbed};
 use crate::open_backend::OpenBackend;
 use crate::problem::{Result, may_pass, of_backend, of_journal};
 use crate::volume::Volume;
@@ -72,13 +72,9 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
         }));
     }
     let this = Arc::downgrade(daemon);
-    let moves = move || Some(this.upgrade()?.volumes().iter().any(|volume| volume.document().job.is_some()));
-    daemon.env.spawn(Box::pin(last_life::note_life(
-        Arc::clone(&daemon.env),
-        daemon.layout.clone(),
-        daemon.boot,
-        moves,
-    )));
+    let moves = move || Some(this.upgrade()?.volumes().iter().filter_map(|volume| moving(volume)).collect());
+    let notes = LifeNotes::new(daemon.layout.clone(), daemon.boot, Arc::clone(&daemon.backends), &daemon.last_life);
+    daemon.env.spawn(Box::pin(notes.keep(Arc::clone(&daemon.env), moves)));
     if env::timeout(&*daemon.env, START_LIMIT, is_back).await.is_none() {
         for volume in volumes.iter().filter(|volume| volume.is_coming_back()) {
             tracing::error!(
@@ -95,6 +91,15 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     }
     daemon.resume_notices();
     Ok(())
+}
+
+/// What is to be noted of the move of `volume`, if it is moved.
+fn moving(volume: &Volume) -> Option<Moving> {
+    let document = volume.document();
+    let job = document.job.as_ref()?;
+    // After the commit the target is the volume, and is not compared.
+    let handle = volume.job().filter(|_| job.committed.is_none());
+    Some(Moving { job: job.uuid, target: handle.and_then(|handle| handle.open_target()) })
 }
 
 /// Gives back those parts of surrogates and caches that no volume's journal names. One that cannot be read may name any.
@@ -383,7 +388,7 @@ fn require_untouched(
     let is_vouched_for = target.is_vouched_for() || target.remote_device().is_some();
     if job.goes_on_disturbed
         || is_vouched_for
-        || !is_target_disturbed(daemon.last_alive, job, target.image_times(), was_in_use)
+        || !is_target_disturbed(&daemon.last_life, job, target.image_times(), was_in_use)
     {
         return Ok(target);
     }
@@ -482,10 +487,15 @@ async fn note_use(volume: &Volume, handle: &JobHandle, error: &block::Error) {
     }
 }
 
-/// Has it on record when the last daemon lived that had the target open: this one may end before it has.
+/// Has it on record when the last daemon lived that had the target open, and how it saw that: this one may end before it has.
 async fn note_left(daemon: &Daemon, volume: &Volume) {
-    let Some(alive) = daemon.last_alive.map(unix_ms) else { return };
-    let noted = volume.journal.update_job(|job| _ = job.left_unix_ms.get_or_insert(alive)).await;
+    let Some(alive) = daemon.last_life.alive.map(unix_ms) else { return };
+    let noted = volume.journal.update_job(|job| {
+        if job.left_unix_ms.is_none() {
+            (job.left_unix_ms, job.left_target) = (Some(alive), daemon.last_life.target_of(job.uuid));
+        }
+    });
+    let noted = noted.await;
     if let Err(error) = noted {
         tracing::warn!(volume = volume.name, error = error.chain(), "when a move was left could not be noted");
     }

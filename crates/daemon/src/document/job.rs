@@ -57,6 +57,9 @@ pub struct JobDocument {
     /// When the last daemon lived that had its target open, in milliseconds since 1970: those that came later have only waited for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_unix_ms: Option<u64>,
+    /// What that daemon had seen of the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_target: Option<TargetSeen>,
     /// Whether one of those has seen another program use it.
     #[serde(default)]
     pub target_was_in_use: bool,
@@ -94,6 +97,15 @@ impl JobDocument {
     pub const fn is_for_the_arbiter(&self) -> bool {
         self.asked && self.committed.is_none()
     }
+}
+
+/// What a daemon that has the target of a move open sees of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetSeen {
+    /// When it was changed last, by the clock of its file system.
+    pub times: ImageTimes,
+    /// How far that clock was ahead of this host's, in nanoseconds: another one's if a server keeps the file. Negative if it was behind.
+    pub clock_ahead_ns: i64,
 }
 
 /// When source and target of a move were changed last, at the moment when nobody of the daemon wrote to them any more.

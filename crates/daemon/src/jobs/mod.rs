@@ -22,6 +22,7 @@ mod run;
 mod start;
 mod surrogate;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -76,6 +77,8 @@ struct Inner {
     pool: Option<BufferPool>,
     /// Where to, while it runs.
     target: Goal,
+    /// The file that it copies to, while this daemon has that open and nobody else can use it.
+    open_target: Option<PathBuf>,
     paused: bool,
     /// What its target has is to be compared when it goes on.
     unverified: Option<Arc<dyn Digests>>,
@@ -141,6 +144,7 @@ impl JobHandle {
             control: None,
             pool: None,
             target: Goal::Plain(None),
+            open_target: None,
             paused,
             unverified: None,
             is_steered: paused,
@@ -371,9 +375,20 @@ impl JobHandle {
         self.inner.lock().job.request.clone()
     }
 
+    /// This daemon has its target open.
+    pub(crate) fn has_target(&self, target: &OpenBackend) {
+        self.inner.lock().open_target = target.place.local_path().map(Path::to_owned);
+    }
+
+    /// The file that it copies to, while this daemon has that open.
+    pub(crate) fn open_target(&self) -> Option<PathBuf> {
+        self.inner.lock().open_target.clone()
+    }
+
     /// Its target is to be taken back: the lock on it goes with the last who has it open.
     pub(crate) fn let_go_of_target(&self) {
         let mut inner = self.inner.lock();
+        inner.open_target = None;
         if let Goal::File(_) = inner.target {
             inner.target = Goal::Plain(None);
         }

@@ -53,6 +53,7 @@ pub(crate) async fn run(
     target: OpenBackend,
     place: Option<OwnedSemaphorePermit>,
 ) {
+    job.has_target(&target);
     let turn = tokio::select! {
         biased;
         () = job.cancelled() => Err(Ending::Cancelled(None)),
@@ -107,7 +108,7 @@ pub(crate) async fn start_migration(
         .update_job(|job| {
             job.rested = None;
             (job.disturbed, job.goes_on_disturbed) = (false, false);
-            (job.left_unix_ms, job.target_was_in_use) = (None, false);
+            (job.left_unix_ms, job.left_target, job.target_was_in_use) = (None, None, false);
             job.record.sessions += 1;
             job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
             job.prediction = prediction.or(job.prediction.take());
@@ -255,6 +256,7 @@ pub(crate) async fn drive(
     started: Started,
 ) {
     let Started { control, work, pool, under_way, worker } = started;
+    job.has_target(&target);
     job.begin(control.clone(), pool, Goal::of(&target));
     let verify = volume.document().job.as_ref().map_or_else(migrate::Verify::default, |job| job.record.options.verify);
     let mut driving = worker.spawn(work.instrument(span_of(&volume, job.id)));

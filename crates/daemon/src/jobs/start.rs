@@ -191,7 +191,7 @@ impl Daemon {
         }
         let state = state?;
         let is_disturbed =
-            !job.goes_on_disturbed && is_target_disturbed(self.last_alive, job, Some(state.times), was_in_use);
+            !job.goes_on_disturbed && is_target_disturbed(&self.last_life, job, Some(state.times), was_in_use);
         let what = "another program has used it while no daemon ran";
         is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))
     }
@@ -296,6 +296,7 @@ impl Daemon {
             disturbed: false,
             goes_on_disturbed: false,
             left_unix_ms: None,
+            left_target: None,
             target_was_in_use: false,
             overlays: Vec::new(),
             overlay_files: BTreeMap::new(),
