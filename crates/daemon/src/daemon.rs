@@ -230,9 +230,7 @@ impl Daemon {
             Location::Foreign(export) => {
                 let open_backend =
                     OpenBackend::foreign(export, open_options, self.config.nbd_reconnect_limit(), &self.env)?;
-                if volume.document().has_lost_at(place) {
-                    open_backend.recall_loss();
-                }
+                volume.recall_loss(&open_backend);
                 self.note_foreign(export, &open_backend);
                 Ok(open_backend)
             }

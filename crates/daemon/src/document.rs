@@ -21,8 +21,8 @@ use env::Env;
 use migrate::Phase;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use job::{Rested, TargetSeen};
 pub use job::{Committed, GroupDocument, JobDocument};
+pub(crate) use job::{Rested, TargetSeen};
 pub use layer::{
     CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer,
 };

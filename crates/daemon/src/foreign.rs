@@ -270,6 +270,10 @@ pub(crate) async fn flush_last(
     let late = || Err(block::Error::new(ErrorKind::TimedOut, "no answer"));
     let flushed = env::timeout(&**env, limit, export.flush_answered()).await.unwrap_or_else(late);
     let has_lost = export.has_loss_to_tell() || (flushed.is_err() && export.has_unflushed());
+    if has_lost {
+        // Whoever takes an earlier loss off the record at this moment leaves this one there.
+        export.recall_loss();
+    }
     if let Some(volume) = volume {
         let noted = env::timeout(&**env, limit, note_loss(volume, has_lost)).await.unwrap_or_else(late);
         if let Err(error) = noted {
@@ -283,7 +287,8 @@ pub(crate) async fn flush_last(
 /// Has it on record whether what holds `volume` may lack what it has answered, and no guest has been told.
 async fn note_loss(volume: &Volume, has_lost: bool) -> block::Result<()> {
     let Some(place) = volume.with_backend(|held| held.place.clone()) else { return Ok(()) };
-    if volume.document().has_lost_at(&place) == has_lost {
+    // A loss is stored even if one is on record: that may be about to be taken off.
+    if !has_lost && !volume.document().has_lost_at(&place) {
         return Ok(());
     }
     volume.journal.update(|document| document.note_loss_at(&place, has_lost)).await

@@ -50,6 +50,7 @@ mod lent_parts;
 mod listeners;
 mod location;
 mod log;
+mod loss_record;
 mod machines;
 mod metrics;
 mod open_backend;

@@ -216,11 +216,6 @@ impl OpenBackend {
         self.export.as_ref()
     }
 
-    /// An earlier process may have lost what an export had answered, and has told no guest.
-    pub(crate) fn recall_loss(&self) {
-        self.export.iter().for_each(|export| export.recall_loss());
-    }
-
     /// From now on the volume's clients rely on it, and on nothing else.
     pub(crate) fn serve_guest(&self) {
         self.export.iter().for_each(|export| export.serve_guest());

@@ -121,9 +121,6 @@ async fn open(
     };
     let checked = open_backend.and_then(|open_backend| {
         open_backend.require_image(document.image_of(&document.backend))?;
-        if document.has_lost_at(&document.backend) {
-            open_backend.recall_loss();
-        }
         Ok(open_backend)
     });
     checked.map_err(|error| of_backend(&error, "the backend"))
@@ -165,6 +162,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     }
     let open_options = volume.open_options(config.lock_wait());
     let open_backend = open(&document, &open_options, &config, (&backends, &env)).await?;
+    volume.recall_loss(&open_backend);
     volume.journal.mark_image();
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());

@@ -26,6 +26,7 @@ use crate::handed_over::handed_over;
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
+use crate::loss_record::LossRecord;
 use crate::open_backend::{BackendOpenOptions, MovedRule, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
@@ -40,6 +41,8 @@ const OPERATION_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) journal: Arc<VolumeJournal>,
+    /// What its guest is to be told of an earlier process.
+    loss_record: Arc<LossRecord>,
     pub(crate) meter: MeterState,
     pub(crate) gauge: Gauge,
     /// One thing that changes the volume at a time: a move being started, a detach, an adoption. The daemon's own tasks wait
@@ -74,10 +77,11 @@ struct Live {
 impl Volume {
     /// A volume that is not up yet.
     pub(crate) fn new(name: &str, journal: VolumeJournal, env: EnvRef) -> Self {
-        let meter = MeterState::new(env);
+        let (journal, meter) = (Arc::new(journal), MeterState::new(Arc::clone(&env)));
         Self {
             name: name.to_owned(),
-            journal: Arc::new(journal),
+            loss_record: LossRecord::new(&journal, env),
+            journal,
             gauge: Gauge::new(meter.clone()),
             meter,
             operation: tokio::sync::Mutex::default(),
@@ -124,6 +128,14 @@ impl Volume {
             qemu,
             unlocked: false,
             moved: MovedRule::Since { epoch: document.epoch, layers: document.layers_generation },
+        }
+    }
+
+    /// If its record says that `open_backend` may lack what it had answered, the next flush is to fail.
+    pub(crate) fn recall_loss(&self, open_backend: &OpenBackend) {
+        let place = &open_backend.place;
+        if let Some(export) = open_backend.export().filter(|_| self.document().has_lost_at(place)) {
+            self.loss_record.recall(place, export);
         }
     }
 
@@ -186,13 +198,15 @@ impl Volume {
         }
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
+        let losses = Arc::clone(&self.loss_record);
         let open = move || metered(&name, &meter, &lanes);
         let size = document.room_to_grow().map(Bytes);
         let export_name = parse_export(&document.export).map_or_else(|_| self.name.clone(), |uri| uri.export);
         let export = Export::new(export_name, pool, open)
             .with_description(format!("volume {}", self.name))
             .with_read_only(document.read_only)
-            .with_size_advertised(size);
+            .with_size_advertised(size)
+            .with_failed_flushes(move || losses.failure_sent());
         let export = Arc::new(export);
         *self.live.lock() = Some(Live { slot: slot.clone(), stack, export: Arc::clone(&export) });
         *self.problem.lock() = None;

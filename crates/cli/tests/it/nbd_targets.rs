@@ -297,15 +297,24 @@ fn a_stop_of_the_daemon_does_not_hide_what_a_dead_server_had_answered_from_the_n
     world.terminate();
     world.start();
     let _server = Server::nbdkit(&world, &["file", text(&far)]);
+    // Nobody was told: the daemon that comes after tells it.
+    world.kill();
+    world.start();
     runtime.block_on(async {
         let client = client_of(&uri).await;
         client.flush().await.expect_err("answered writes may be lost, and the flush says that all is well");
         client.flush().await.expect("that was told, and the server is back");
     });
-    world.terminate();
-    world.start();
-    runtime.block_on(async {
-        let client = client_of(&uri).await;
-        client.flush().await.expect("a loss is told once");
-    });
+    world.wait_for_log("the guest was told of a loss");
+    for is_polite in [false, true] {
+        match is_polite {
+            true => world.terminate(),
+            false => world.kill(),
+        }
+        world.start();
+        runtime.block_on(async {
+            let client = client_of(&uri).await;
+            client.flush().await.expect("a loss is told once");
+        });
+    }
 }

@@ -85,6 +85,7 @@ where
         end: None,
         is_deaf: false,
         is_unflushed: false,
+        is_failure_sent: false,
         received,
         begun: 0,
         counts: Counts::default(),
@@ -157,6 +158,8 @@ struct Engine<'a, S, B, F> {
     is_deaf: bool,
     /// The stream may hold back what it was given, as TLS does.
     is_unflushed: bool,
+    /// That a flush failed is among what the stream was given and may hold back.
+    is_failure_sent: bool,
     /// How many bytes of the stream were received, and up to which of them all requests have been begun.
     received: u64,
     begun: u64,
@@ -447,8 +450,12 @@ where
     fn send(&mut self, task: &mut TaskContext<'_>) -> bool {
         let mut has_moved = false;
         while !self.outbox.is_empty() {
-            let (load, waiting) = (&mut self.load, self.outbox.bytes());
-            match self.outbox.poll_send(Pin::new(&mut self.stream), task, |cost| load.release(cost)) {
+            let (load, failure, waiting) = (&mut self.load, &mut self.is_failure_sent, self.outbox.bytes());
+            let release = |cost, is_failed_flush| {
+                load.release(cost);
+                *failure |= is_failed_flush;
+            };
+            match self.outbox.poll_send(Pin::new(&mut self.stream), task, release) {
                 Poll::Ready(Ok(())) => {
                     self.deadline.moved(waiting - self.outbox.bytes());
                     has_moved = true;
@@ -466,7 +473,14 @@ where
         // What a full socket does not take now is sent only by a later poll of it.
         if has_moved || self.is_unflushed {
             match Pin::new(&mut self.stream).poll_flush(task) {
-                Poll::Ready(Ok(())) => self.is_unflushed = false,
+                Poll::Ready(Ok(())) => {
+                    self.is_unflushed = false;
+                    if std::mem::take(&mut self.is_failure_sent)
+                        && let Some(sent) = &self.context.failed_flush_sent
+                    {
+                        sent();
+                    }
+                }
                 Poll::Ready(Err(error)) => self.fail(error),
                 Poll::Pending => self.is_unflushed = true,
             }
@@ -523,7 +537,7 @@ where
 
     fn deafen(&mut self) {
         self.is_deaf = true;
-        self.is_unflushed = false;
+        (self.is_unflushed, self.is_failure_sent) = (false, false);
         self.outbox.clear();
     }
 }

@@ -32,7 +32,12 @@ pub(crate) struct Context {
     pub(crate) is_read_only: bool,
     pub(crate) is_structured: bool,
     pub(crate) has_allocation: bool,
+    /// See [`Export::with_failed_flushes`](super::Export::with_failed_flushes).
+    pub(crate) failed_flush_sent: Option<FailedFlushSent>,
 }
+
+/// What is called when a client was sent that a flush failed.
+pub(crate) type FailedFlushSent = Arc<dyn Fn() + Send + Sync>;
 
 impl Context {
     /// What is wrong with `request` before the device is asked.
@@ -118,6 +123,7 @@ pub(crate) async fn execute(context: &Context, request: Request, payload: Option
             let message = error.chain();
             tracing::debug!(?request, error = message, "request failed");
             Reply::error(context.is_structured, request.cookie, errno_of(request.command, &error), &message)
+                .of_failed_flush(request.command == Command::Flush)
         }
     }
 }

@@ -7,7 +7,7 @@ use block::{BufferPool, Bytes, Device};
 use super::Limits;
 use super::advertised::Advertised;
 use super::connection_fence::ConnectionFence;
-use super::execute::{Context, PAYLOAD_BYTES_MAX};
+use super::execute::{Context, FailedFlushSent, PAYLOAD_BYTES_MAX};
 use super::quota::Quota;
 use crate::protocol::{BlockSizes, ExportInfo, STRING_BYTES_MAX, export_flag};
 
@@ -19,6 +19,7 @@ pub struct Export {
     quota: Arc<Quota>,
     is_read_only: bool,
     size_advertised: Option<Bytes>,
+    failed_flush_sent: Option<FailedFlushSent>,
     pub(super) fence: ConnectionFence,
 }
 
@@ -42,6 +43,7 @@ impl Export {
             quota: Arc::new(Quota::of(&pool)),
             is_read_only: false,
             size_advertised: None,
+            failed_flush_sent: None,
             fence: ConnectionFence::default(),
         }
     }
@@ -65,6 +67,13 @@ impl Export {
     #[must_use]
     pub fn with_size_advertised(mut self, size: Option<Bytes>) -> Self {
         self.size_advertised = size;
+        self
+    }
+
+    /// The same; `sent` is called each time that a client was sent that its flush failed: the reply has left this process.
+    #[must_use]
+    pub fn with_failed_flushes(mut self, sent: impl Fn() + Send + Sync + 'static) -> Self {
+        self.failed_flush_sent = Some(Arc::new(sent));
         self
     }
 
@@ -95,6 +104,7 @@ impl Export {
             quota: Arc::clone(&self.quota),
             is_read_only: self.is_read_only,
             size_advertised: self.size_advertised,
+            failed_flush_sent: self.failed_flush_sent.clone(),
             fence: self.fence.clone(),
             open: Box::new(move || wrap((self.open)())),
         }
@@ -140,6 +150,7 @@ impl Export {
             is_read_only,
             is_structured,
             has_allocation,
+            failed_flush_sent: self.failed_flush_sent.clone(),
         };
         (context, ExportInfo { size: geometry.size, flags })
     }

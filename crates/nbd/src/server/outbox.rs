@@ -40,13 +40,14 @@ pub(crate) struct Reply {
     header: [u8; HEADER_BYTES_MAX],
     header_length: u8,
     body: Body,
+    is_failed_flush: bool,
 }
 
 impl Reply {
     fn new(header: &[u8], body: Body) -> Self {
         let mut own = [0; HEADER_BYTES_MAX];
         own[..header.len()].copy_from_slice(header);
-        Self { header: own, header_length: header.len() as u8, body }
+        Self { header: own, header_length: header.len() as u8, body, is_failed_flush: false }
     }
 
     /// Done, nothing to tell. A simple reply is right for everything but reads, and shorter.
@@ -63,7 +64,8 @@ impl Reply {
         let length = buffer.len() as u32 + 8;
         header[..STRUCTURED_HEADER_BYTES].copy_from_slice(&structured_header(Chunk::OffsetData, cookie, length));
         header[STRUCTURED_HEADER_BYTES..].copy_from_slice(&offset.to_be_bytes());
-        Self { header, header_length: HEADER_BYTES_MAX as u8, body: Body::Buffer(buffer) }
+        let (header_length, body) = (HEADER_BYTES_MAX as u8, Body::Buffer(buffer));
+        Self { header, header_length, body, is_failed_flush: false }
     }
 
     /// The payload of a block status chunk.
@@ -79,6 +81,12 @@ impl Reply {
         }
         let payload = error_payload(errno, message);
         Self::new(&structured_header(Chunk::Error, cookie, payload.len() as u32), Body::Bytes(payload))
+    }
+
+    /// The same, if `is_failed_flush` as the answer to a flush that failed.
+    pub(crate) const fn of_failed_flush(mut self, is_failed_flush: bool) -> Self {
+        self.is_failed_flush = is_failed_flush;
+        self
     }
 
     fn header(&self) -> &[u8] {
@@ -127,12 +135,12 @@ impl Outbox {
         *self = Self::default();
     }
 
-    /// One vectored write; calls `release` with the cost of every reply that has left entirely.
+    /// One vectored write; calls `release` for every reply that has left entirely, with its cost and whether it says that a flush failed.
     pub(crate) fn poll_send<S: AsyncWrite>(
         &mut self,
         stream: Pin<&mut S>,
         context: &mut Context<'_>,
-        mut release: impl FnMut(usize),
+        mut release: impl FnMut(usize, bool),
     ) -> Poll<io::Result<()>> {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
@@ -158,7 +166,7 @@ impl Outbox {
                 break;
             }
             self.sent -= reply.length();
-            release(*cost);
+            release(*cost, reply.is_failed_flush);
             self.replies.pop_front();
         }
         Poll::Ready(Ok(()))

@@ -1,7 +1,8 @@
 //! The transmission: what is right, and every way to be wrong.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::common::{Answer, Raw, Recorder, connect, device_of, enter, export_of, memory, only, serve};
 use block::{Bytes, Device, ErrorKind, MemDevice};
@@ -35,6 +36,26 @@ async fn what_is_written_is_read_with_structured_and_with_simple_replies() {
     // Neither is understood without structured replies.
     assert_eq!(raw.ask(Command::Read, command_flag::DF, 0, 512).await, Some(Errno::Invalid));
     assert_eq!(raw.ask(Command::BlockStatus, 0, 0, 512).await, Some(Errno::Invalid));
+}
+
+#[tokio::test]
+async fn that_a_flush_failed_is_told_of_once_its_reply_has_left() {
+    let recorder = Arc::new(Recorder::over(memory(Bytes(SIZE))));
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    let export = export_of(device_of(&recorder)).with_failed_flushes(move || _ = count.fetch_add(1, Ordering::Relaxed));
+    let (mut raw, _server) = enter(&only(export)).await;
+    let told = || told.load(Ordering::Relaxed);
+    assert_eq!((raw.ask(Command::Flush, 0, 0, 0).await, told()), (None, 0));
+    *recorder.failure.lock() = Some(ErrorKind::Io);
+    assert_eq!((raw.ask(Command::Trim, 0, 0, 4096).await, told()), (Some(Errno::Io), 0));
+    assert_eq!((raw.ask(Command::Flush, 0, 0, 0).await, told()), (Some(Errno::Io), 1));
+    // A client that fetches nothing was told nothing.
+    for _ in 0..2048 {
+        raw.send(Command::Flush, 0, 0, 0).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(told() < 2048, "{} failures have left", told());
 }
 
 #[tokio::test]
