@@ -18,7 +18,7 @@ use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::FileBackend;
-use crate::mark::{mark_layers, marked_epoch, marked_layers};
+use crate::mark::{lacks_layers_mark, mark_layers, marked_epoch, marked_layers};
 use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of};
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
 
@@ -241,7 +241,7 @@ pub fn mark_layers_of(path: &Path, known: Option<&ImageIdentity>, generation: u6
         None => true,
     };
     let is_file = file.metadata().map_err(attempt)?.is_file();
-    if !is_known || !is_file || marked_layers(&file) >= Some(generation) {
+    if !is_known || !is_file || !lacks_layers_mark(&file, generation) {
         return Ok(());
     }
     mark_layers(&file, generation).and_then(|()| file.sync_all()).map_err(attempt)
@@ -341,6 +341,40 @@ mod tests {
         mark_layers_of(Path::new("/var/tmp/no-such-image"), Some(&known), 3).expect("it is not there");
         unmark(image.as_file()).expect("taken off");
         assert_eq!(marked_layers(image.as_file()), None);
+    }
+
+    /// Copies an attribute as `cp -a` does.
+    fn bring_along(from: &tempfile::NamedTempFile, to: &tempfile::NamedTempFile, name: &str) {
+        let mut value = [0_u8; 512];
+        let length = rustix::fs::fgetxattr(from.as_file(), name, &mut value).expect("it is there");
+        write_mark(to, name, &value[..length]);
+    }
+
+    fn write_mark(file: &tempfile::NamedTempFile, name: &str, value: &[u8]) {
+        rustix::fs::fsetxattr(file.as_file(), name, value, rustix::fs::XattrFlags::empty()).expect("marked");
+    }
+
+    #[test]
+    fn a_mark_that_came_along_with_a_copy_says_nothing_and_one_that_names_no_file_what_it_says() {
+        const LAYERS: &str = "user.transhume.layers";
+        let (template, copy) = (file(4096), file(4096));
+        mark(template.as_file(), 7, "web1").expect("marked");
+        mark_layers(template.as_file(), 5).expect("marked");
+        bring_along(&template, &copy, "user.transhume");
+        bring_along(&template, &copy, LAYERS);
+        assert_eq!((marked_epoch(template.as_file()), marked_layers(template.as_file())), (Some(7), Some(5)));
+        assert_eq!((marked_epoch(copy.as_file()), marked_layers(copy.as_file())), (None, None));
+        mark_layers_of(copy.path(), None, 1).expect("marked");
+        assert_eq!(marked_layers(copy.as_file()), Some(1), "it has a mark of its own");
+        // As earlier versions wrote them.
+        write_mark(&copy, "user.transhume", b"9 web1");
+        write_mark(&copy, LAYERS, b"3");
+        assert_eq!((marked_epoch(copy.as_file()), marked_layers(copy.as_file())), (Some(9), Some(3)));
+        bring_along(&copy, &template, LAYERS);
+        assert_eq!(marked_layers(template.as_file()), Some(3));
+        mark_layers_of(template.path(), None, 3).expect("marked");
+        bring_along(&template, &copy, LAYERS);
+        assert_eq!(marked_layers(copy.as_file()), None, "it names its file from then on");
     }
 
     #[test]

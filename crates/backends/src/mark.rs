@@ -1,34 +1,67 @@
 //! The marks of a file that holds a volume: by them an older copy of the volume's record is told from the newest.
+//!
+//! ```text
+//!   user.transhume         EPOCH VOLUME INODE BORN
+//!   user.transhume.layers  GENERATION INODE BORN
+//! ```
+//!
+//! A program that copies a file may bring its attributes along, also over what another file holds. So a mark names its file: by its number
+//! and when it was made, in nanoseconds since 1970, or `-` where the file system does not say. One that names another file says nothing.
+//! Marks of earlier versions end before the number of the file, and say what they say wherever they are.
 
 use std::fs::File;
 
 use rustix::fs::XattrFlags;
 
-/// The attribute of a file that a move has brought a volume into: the epoch, a space, and the volume's name.
+use crate::target::FileIdentity;
+
+/// The attribute of a file that a move has brought a volume into.
 const MARK: &str = "user.transhume";
-/// The attribute of the image of a volume that has, or had, layers which may hold bytes that the image lacks: the generation of its
-/// layers.
+/// The attribute of the image of a volume that has, or had, layers which may hold bytes that the image lacks.
 const LAYERS: &str = "user.transhume.layers";
 const MARK_BYTES_MAX: usize = 512;
 
+/// What a mark says.
+#[derive(Clone, Copy)]
+struct Mark {
+    /// The epoch, or the generation.
+    number: u64,
+    /// Whether it is of the file that carries it; none if it does not say.
+    is_own: Option<bool>,
+}
+
 /// The epoch that the mark of `file` names.
 pub(crate) fn marked_epoch(file: &File) -> Option<u64> {
-    number_in(file, MARK)
+    mark_in(file, MARK).filter(|mark| mark.is_own != Some(false)).map(|mark| mark.number)
+}
+
+/// Whether `file` carries the mark of a move, be it another file's.
+pub(crate) fn carries_mark(file: &File) -> bool {
+    mark_in(file, MARK).is_some()
 }
 
 /// The generation of its volume's layers that `file` names.
 pub(crate) fn marked_layers(file: &File) -> Option<u64> {
-    number_in(file, LAYERS)
+    mark_in(file, LAYERS).filter(|mark| mark.is_own != Some(false)).map(|mark| mark.number)
+}
+
+/// Whether a mark of `generation` is to be written to `file`: it has an older one, another file's, or one that names no file.
+pub(crate) fn lacks_layers_mark(file: &File, generation: u64) -> bool {
+    mark_in(file, LAYERS).is_none_or(|mark| match mark.is_own {
+        Some(false) => true,
+        Some(true) => mark.number < generation,
+        None => mark.number <= generation,
+    })
 }
 
 /// Marks `file` as what holds the volume called `volume` from `epoch` on. A file system without attributes keeps none.
 pub(crate) fn mark(file: &File, epoch: u64, volume: &str) -> std::io::Result<()> {
-    set(file, MARK, &format!("{epoch} {volume}"))
+    set(file, MARK, &format!("{epoch} {volume} {}", FileIdentity::of(&file.metadata()?).in_mark()))
 }
 
 /// Marks `file` as the image of a volume with layers of `generation`. A file system without attributes keeps none.
 pub(crate) fn mark_layers(file: &File, generation: u64) -> std::io::Result<()> {
-    set(file, LAYERS, &generation.to_string())
+    set(file, LAYERS, &format!("{generation} {}", FileIdentity::of(&file.metadata()?).in_mark()))
 }
 
 /// Takes the marks off a file that another move is to fill.
@@ -36,12 +69,18 @@ pub(crate) fn unmark(file: &File) -> std::io::Result<()> {
     remove(file, MARK).and_then(|()| remove(file, LAYERS))
 }
 
-/// The number with which the attribute `name` of `file` begins.
-fn number_in(file: &File, name: &str) -> Option<u64> {
+/// What the attribute `name` of `file` says.
+fn mark_in(file: &File, name: &str) -> Option<Mark> {
     let mut value = [0_u8; MARK_BYTES_MAX];
     let length = rustix::fs::fgetxattr(file, name, &mut value).ok()?;
     let text = std::str::from_utf8(&value[..length]).ok()?;
-    text.split(' ').next()?.parse().ok()
+    let words: Vec<&str> = text.split(' ').collect();
+    let number = words.first()?.parse().ok()?;
+    let before = if name == MARK { 2 } else { 1 };
+    let named = words.get(before..).and_then(<[&str]>::last_chunk::<2>);
+    // Of a file of which nothing is known the mark is taken for its own.
+    let is_own = named.map(|named| file.metadata().map_or(true, |found| FileIdentity::of(&found).is_in_mark(*named)));
+    Some(Mark { number, is_own })
 }
 
 fn set(file: &File, name: &str, value: &str) -> std::io::Result<()> {

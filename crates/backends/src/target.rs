@@ -16,7 +16,7 @@ use env::Env;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{SERVER_BYTE, Strength, describe_holder, try_lock};
-use crate::mark::{mark, marked_epoch, unmark};
+use crate::mark::{carries_mark, mark, marked_epoch, unmark};
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
 pub(crate) use block_device::block_size_of;
@@ -196,7 +196,7 @@ impl PreparedTarget {
         let path = self.spec.path();
         let is_ours = |found: &Metadata| self.identity.is_still(found);
         let Some((file, _locks)) = lock_unless_gone(path, &is_ours)? else { return Ok(()) };
-        if marked_epoch(&file).is_some() {
+        if carries_mark(&file) {
             tracing::warn!(path = %path.display(), "a target that holds a volume by now is left as it is");
             return Ok(());
         }

@@ -415,6 +415,31 @@ fn a_mark_of_layers_is_written_again_where_it_is_missing() {
 }
 
 #[test]
+fn a_mark_of_layers_that_came_along_with_a_copy_takes_no_other_volume_down() {
+    let mut world = World::new();
+    let (template, image) = (world.image("template.img", 4 * MIB, 65536), world.image("disk.img", 4 * MIB, 65536));
+    for (name, image) in [("t", &template), ("x", &image)] {
+        world.attach(name, image);
+    }
+    for name in ["s1", "s2"] {
+        world.json(&["volume", "snapshot", "add", "t", name]);
+    }
+    world.terminate();
+    tool("cp", &["-a", &world.text("template.img"), &world.text("disk.img")]);
+    assert!(has_layers_mark(&image), "the copy has brought no mark along");
+    world.start();
+    assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
+    // It gets a mark of its own all the same.
+    back_up(&world, "before");
+    world.json(&["volume", "snapshot", "add", "x", "s1"]);
+    world.terminate();
+    world.start();
+    assert_eq!(show(&world, "x")["state"], "serving", "{}", world.log());
+    restore(&mut world, "before");
+    is_down(&world, "x", "a layer was added to this volume of which this state directory does not know");
+}
+
+#[test]
 fn an_older_copy_of_an_overlay_is_not_believed_and_the_right_one_is_looked_for() {
     for kind in ["snapshot", "snapshot elsewhere", "reverted snapshot", "snapshot move"] {
         let mut world = World::new();
