@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use api::v1::Result;
-use daemon::{CopyReport, CopyRequest, CopyStep};
+use daemon::{CopyOutcome, CopyReport, CopyRequest, CopyStep};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{CopyArgs, CopyVerifyArg};
@@ -36,9 +36,10 @@ pub(crate) fn run(args: &CopyArgs, json: bool) -> Result<u8> {
     });
     bar.finish_and_clear();
     match copied? {
-        Some(report) => print(json, &report, || words(&report)).map(|()| 0),
-        None => {
-            say::aside("transhume: interrupted - copy again, with --overwrite if the target was not created for it");
+        CopyOutcome::Copied(report) => print(json, &report, || words(&report)).map(|()| 0),
+        CopyOutcome::Interrupted { rest } => {
+            let hint = "copy again, with --overwrite if the target is there and holds something";
+            say::aside(&format!("transhume: interrupted; {rest} - {hint}"));
             Ok(INTERRUPTED)
         }
     }

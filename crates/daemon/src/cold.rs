@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, CacheMode, PreparedTarget, TargetRequest, prepare_target};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target};
 use block::{Bytes, ErrorKind};
 use env::{EnvRef, Moment, RealEnv};
 use migrate::{ColdOptions, ColdProgress, copy_cold};
@@ -70,12 +70,24 @@ pub struct CopyReport {
     pub verified: bool,
 }
 
-/// Copies, and tells `watch` how far it is now and then. None if it was interrupted with Ctrl-C or SIGTERM; a target that
-/// was created for it is then gone, as it is after an error.
+/// How a copy ended without an error.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CopyOutcome {
+    /// All of it is there.
+    Copied(CopyReport),
+    /// It was interrupted with Ctrl-C or SIGTERM.
+    Interrupted {
+        /// What became of the target, in words.
+        rest: String,
+    },
+}
+
+/// Copies, and tells `watch` how far it is now and then. If it is interrupted a target that was created for it is gone, as it is
+/// after an error, unless the words that come with either say that it is not.
 ///
 /// # Errors
 /// One side cannot be used, or fails on the way, or they differ in the end.
-pub fn copy(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<Option<CopyReport>> {
+pub fn copy(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<CopyOutcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -84,7 +96,7 @@ pub fn copy(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<Option
     runtime.block_on(carry_out(request, watch))
 }
 
-async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<Option<CopyReport>> {
+async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<CopyOutcome> {
     let env: EnvRef = std::sync::Arc::new(RealEnv::new());
     let start = env.now();
     let source = Source::open(&request.source, &env).await?;
@@ -100,20 +112,17 @@ async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result
         () = interrupted() => None,
     };
     match outcome {
-        Some(Ok(())) => Ok(Some(source.report(&target, &progress, (start, &env), request.verify))),
+        Some(Ok(())) => Ok(CopyOutcome::Copied(source.report(&target, &progress, (start, &env), request.verify))),
         Some(Err(error)) => {
-            target.discard(&env).await;
-            let refused = of_backend(&error, "the copy");
+            let rest = target.discard(&env).await;
+            let refused = with_rest(of_backend(&error, "the copy"), &rest);
             Err(match error.kind() {
                 ErrorKind::Corrupt => Error::new(ErrorCode::NotEqual, refused.message)
                     .with_hint("somebody has written to one of them, or a medium is bad: copy again with --overwrite"),
                 _ => refused,
             })
         }
-        None => {
-            target.discard(&env).await;
-            Ok(None)
-        }
+        None => Ok(CopyOutcome::Interrupted { rest: target.discard(&env).await }),
     }
 }
 
@@ -262,22 +271,54 @@ impl Target {
         match OpenBackend::open(&prepared.spec, &open_options, None, &**env).await {
             Ok(open_backend) => Ok(Self { open_backend, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
             Err(error) => {
-                discard(&prepared, env).await;
-                Err(of_backend(&error, "the target"))
+                let rest = discard(&prepared, env).await;
+                Err(with_rest(of_backend(&error, "the target"), &rest))
             }
         }
     }
 
-    async fn discard(self, env: &EnvRef) {
+    /// Takes it back as far as that can be. Gives what became of it, in words.
+    async fn discard(self, env: &EnvRef) -> String {
+        let place = self.open_backend.place.to_string();
         drop(self.open_backend);
-        if let Some(prepared) = &self.prepared {
-            discard(prepared, env).await;
+        match &self.prepared {
+            Some(prepared) => discard(prepared, env).await,
+            None => half_written(&place),
         }
     }
 }
 
-async fn discard(prepared: &PreparedTarget, env: &EnvRef) {
-    if let Err(error) = prepared.discard_once_free(&**env).await {
-        tracing::warn!(%error, "what an undone copy left could not be removed");
+fn half_written(place: &str) -> String {
+    format!("{place} is left as far as the copy came")
+}
+
+/// Takes back a file that was made ready. Gives what became of it, in words.
+async fn discard(prepared: &PreparedTarget, env: &EnvRef) -> String {
+    let place = prepared.spec.to_string();
+    if prepared.origin == TargetOrigin::BlockDevice {
+        return half_written(&place);
     }
+    let left = |error: TargetError| match error {
+        TargetError::Replaced { .. } => format!("{place} is left as it is: somebody has deleted or replaced it"),
+        error => format!("{place} is left as it is: {error}"),
+    };
+    // What is another one by now, or away, is not touched.
+    if let Err(error) = prepared.check() {
+        return left(error);
+    }
+    if let Err(error) = prepared.discard_once_free(&**env).await {
+        return left(error);
+    }
+    match (prepared.check(), prepared.origin) {
+        // Where it was before this very moment nothing is any more.
+        (Err(TargetError::Replaced { .. }), TargetOrigin::Created) => format!("{place} is removed"),
+        (Err(error), _) => left(error),
+        (Ok(()), TargetOrigin::Created) => format!("{place} is left as it is: a move has made it a volume meanwhile"),
+        (Ok(()), _) => format!("{place} is left empty"),
+    }
+}
+
+/// The error with what became of the target.
+fn with_rest(error: Error, rest: &str) -> Error {
+    Error { message: format!("{}; {rest}", error.message), ..error }
 }

@@ -76,7 +76,7 @@ mod workers;
 pub use args::Args;
 pub use backends::run_as_helper;
 pub use clients::{Clients, SocketOwner};
-pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
+pub use cold::{CopyOutcome, CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use disk::Disk;

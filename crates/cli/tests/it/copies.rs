@@ -113,11 +113,60 @@ fn an_interrupted_copy_takes_back_the_file_that_it_made() {
     let to = world.path("new.img");
     let mut copying = world
         .command(&["copy", &target(&image), "--to", &target(&to), "--bandwidth", "2MiB/s"])
-        .stderr(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("runs");
     wait_until_written(&to, MIB);
-    signal(&copying, rustix::process::Signal::INT);
-    assert_eq!(wait(&mut copying).code(), Some(130));
+    let said = interrupted(&mut copying);
+    assert!(said.contains("new.img is removed"), "{said}");
     assert!(!to.exists(), "half of a disk was left behind");
+}
+
+/// Interrupts a copy, and gives what it says.
+fn interrupted(copying: &mut std::process::Child) -> String {
+    signal(copying, rustix::process::Signal::INT);
+    assert_eq!(wait(copying).code(), Some(130));
+    let said = copying.stderr.take().map(std::io::read_to_string);
+    said.expect("it is heard").expect("it is text")
+}
+
+#[test]
+fn an_interrupted_copy_says_what_it_leaves_where_nothing_can_be_taken_back() {
+    let world = World::without_daemon();
+    let image = world.image("disk.img", 24 * MIB, 65536);
+    let begin = |to: &str, more: &[&str]| {
+        let slow = ["copy", &target(&image), "--to", to, "--bandwidth", "2MiB/s"];
+        let copying = world.command(&[&slow[..], more].concat()).stderr(std::process::Stdio::piped()).spawn();
+        copying.expect("runs")
+    };
+    // Its file system is gone, for all that can be told.
+    let (there, away) = (world.path("there"), world.path("away"));
+    std::fs::create_dir(&there).expect("made");
+    let mut copying = begin(&target(&there.join("new.img")), &[]);
+    wait_until_written(&there.join("new.img"), MIB);
+    std::fs::rename(&there, &away).expect("renamed");
+    let said = interrupted(&mut copying);
+    assert!(said.contains("is left as it is") && said.contains("is not there"), "{said}");
+    assert!(away.join("new.img").exists(), "what is away was taken back");
+    // Another file has its name.
+    let to = world.path("new.img");
+    let mut copying = begin(&target(&to), &[]);
+    wait_until_written(&to, MIB);
+    std::fs::rename(&image, &to).expect("renamed");
+    let said = interrupted(&mut copying);
+    assert!(said.contains("somebody has deleted or replaced it"), "{said}");
+    std::fs::rename(&to, &image).expect("renamed");
+    // One that was there before, and an export.
+    std::fs::write(&to, [7; 4096]).expect("written");
+    let mut copying = begin(&target(&to), &["--overwrite"]);
+    wait_until_written(&to, MIB);
+    let said = interrupted(&mut copying);
+    assert!(said.contains("new.img is left empty"), "{said}");
+    assert_eq!(std::fs::metadata(&to).expect("it is there").len(), 0);
+    let far = empty(&world, "far.img", 24 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    let mut copying = begin(&server.uri(), &[]);
+    wait_until_written(&far, MIB);
+    let said = interrupted(&mut copying);
+    assert!(said.contains("is left as far as the copy came"), "{said}");
 }
