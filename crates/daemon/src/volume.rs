@@ -139,6 +139,11 @@ impl Volume {
         }
     }
 
+    /// A flush that no guest has asked for has told of a loss: the guest's next one fails. A file does that by itself.
+    pub(crate) fn fail_next_flush(&self) {
+        self.with_backend(|open_backend| open_backend.export().iter().for_each(|export| export.recall_loss()));
+    }
+
     /// Builds the stack that is on record over `open_backend`, with the overlays of a snapshot move that was
     /// interrupted. Gives its slot and its export, which is not offered to anybody yet.
     ///

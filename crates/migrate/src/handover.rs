@@ -10,6 +10,10 @@
 //! There is one copy of the bytes. So the guest works on the source until it is held, and on nothing until it is known who
 //! holds the volume: a commit in doubt is taken back, or counts, while the guest waits. Once the guest is let go on the target
 //! nothing of this host writes there any more: what it had under way was answered and flushed before the commit.
+//!
+//! A flush that fails tells of a loss, and some devices tell of each loss once. The hand-over flushes the source for itself, so the guest has
+//! not heard of what such a flush says. Whoever made the source is told, also when nobody waits for that flush any more: the guest's next one
+//! fails.
 
 use std::future::Future;
 use std::pin::pin;
@@ -53,6 +57,8 @@ pub struct HandoverContext {
     pub meter: Option<Arc<dyn GuestMeter>>,
     /// Lets go of the source: called once, after the commit, with the guest held. No handle of it is here any more then.
     pub let_go: Box<dyn FnOnce() + Send + Sync>,
+    /// Has the guest's next flush of the source fail: one that it has not asked for has told of a loss.
+    pub flush_failed: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What came of one attempt.
@@ -72,6 +78,8 @@ struct Driver {
     control: Control,
     began: Moment,
     hold: PauseLimit,
+    /// Held by each flush of the source in turn: once one has ended none that came before it has the source open.
+    flushing: Arc<tokio::sync::Mutex<()>>,
     progress: Progress,
     switchover: Switchover,
     error: Option<Error>,
@@ -97,6 +105,7 @@ impl Handover {
         let driver = Driver {
             began: context.env.now(),
             hold: PauseLimit::new(options.quiesce_limit()),
+            flushing: Arc::default(),
             context,
             options,
             control: control.clone(),
@@ -139,6 +148,9 @@ impl Driver {
     }
 
     async fn cancelled(mut self) -> Outcome {
+        // What a flush under way says is heard: the tasks of this move may end with it.
+        let flushing = Arc::clone(&self.flushing);
+        env::timeout(&*self.context.env, self.options.target_limit(), flushing.lock()).await;
         self.record(Phase::Cancelling).await;
         Outcome::Cancelled(self.report(Phase::Cancelled))
     }
@@ -157,7 +169,7 @@ impl Driver {
     async fn try_switch(&mut self) -> Result<(), Attempt> {
         self.ask_target().await?;
         // So that little is left to flush while the guest is held.
-        let flushed = self.unless_cancelled(self.context.source.flush()).await?;
+        let flushed = self.unless_cancelled(self.flush_source()).await?;
         flushed.map_err(|error| Attempt::Failed(error.wrap("flushing the source")))?;
         self.wait_for_others().await?;
         self.enter(Phase::Quiescing);
@@ -175,6 +187,26 @@ impl Driver {
         // Who was held is under way still.
         self.context.env.sleep(STALL_TAIL).await;
         Ok(())
+    }
+
+    /// Flushes the source, on a task of its own: what it says is heard whether anybody waits for it or not.
+    fn flush_source(&self) -> impl Future<Output = block::Result<()>> + Send + use<> {
+        let (source, flushing) = (self.context.source.clone(), Arc::clone(&self.flushing));
+        let failed = Arc::clone(&self.context.flush_failed);
+        let flushed = env::spawn_with_result(&*self.context.env, async move {
+            let _turn = flushing.lock().await;
+            let flushed = source.flush().await;
+            drop(source);
+            // A source that is away has lost nothing.
+            if flushed.as_ref().is_err_and(|error| error.kind() != ErrorKind::TimedOut) {
+                failed();
+            }
+            flushed
+        });
+        async move {
+            let gone = |_| Err(Error::new(ErrorKind::Internal, "whoever was to flush the source is gone"));
+            flushed.await.unwrap_or_else(gone)
+        }
     }
 
     /// Asks whether the other host can be what the volume's record will name.
@@ -229,7 +261,7 @@ impl Driver {
         }
         let limit = self.options.target_limit();
         let settled = async {
-            self.context.source.flush().await.map_err(|error| Attempt::Failed(error.wrap("flushing the source")))?;
+            self.flush_source().await.map_err(|error| Attempt::Failed(error.wrap("flushing the source")))?;
             match self.context.journal.before_commit().await {
                 Ok(()) => Ok(()),
                 Err(error) if error.kind() == ErrorKind::Busy => Err(Attempt::PutOff),

@@ -203,7 +203,7 @@ async fn start_handover(
     let gone = || block::Error::new(ErrorKind::Disconnected, "the volume is not served");
     let slot = volume.slot().ok_or_else(gone)?;
     let under_way = under_way(daemon, job);
-    let source = Arc::clone(volume);
+    let (source, flushed) = (Arc::clone(volume), Arc::downgrade(volume));
     let context = HandoverContext {
         env: Arc::clone(&daemon.env),
         source: slot.device(),
@@ -214,6 +214,7 @@ async fn start_handover(
         journal: daemon.job_journal(volume, crate::remote::job_journal(daemon, volume, target))?,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         let_go: Box::new(move || source.let_go_of_backend()),
+        flush_failed: Arc::new(move || _ = flushed.upgrade().map(|source| source.fail_next_flush())),
     };
     let (worker, options) = worker_for(daemon, job)?;
     let (control, work) = Handover::start(context, options)?;

@@ -7,6 +7,7 @@ mod auto;
 mod commit_in_doubt;
 mod common;
 mod failures;
+mod handover;
 mod mirror;
 mod mirror_paper;
 mod progress_map;
