@@ -206,18 +206,12 @@ impl LifeNotes {
 }
 
 /// Whether somebody has changed the target of `job` since the daemon that was here before has ended, whose notes are `last_life`. `times`
-/// are those of the target as it is now; `was_in_use` says that another program was seen to use it.
-pub(crate) fn is_target_disturbed(
-    last_life: &LastLife,
-    job: &JobDocument,
-    times: Option<ImageTimes>,
-    was_in_use: bool,
-) -> bool {
+/// are those of the target as it is now.
+pub(crate) fn is_target_disturbed(last_life: &LastLife, job: &JobDocument, times: Option<ImageTimes>) -> bool {
     if job.disturbed {
         return true;
     }
-    let was_in_use = was_in_use || job.target_was_in_use;
-    let Some(times) = times else { return was_in_use };
+    let Some(times) = times else { return job.target_was_in_use };
     if let Some(rested) = job.rested {
         return rested.target != times;
     }
@@ -229,7 +223,7 @@ pub(crate) fn is_target_disturbed(
     let Some(alive) = [last_life.alive, left].into_iter().flatten().min() else { return false };
     let begun = job.begun_unix_ms.unwrap_or(0).max(job.record.started_unix_ms);
     let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun));
-    let newest = alive + if was_in_use { SLACK_IN_USE } else { SLACK };
+    let newest = alive + if job.target_was_in_use { SLACK_IN_USE } else { SLACK };
     let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let newest = i128::try_from(newest).unwrap_or(i128::MAX);
     let newest = newest.saturating_add(seen.map_or(0, |seen| seen.clock_ahead_ns).into());
@@ -293,8 +287,9 @@ mod tests {
     fn a_servers_clock_makes_no_move_wait_and_hides_nobodys_use() {
         for ahead in [-3600, -40, -6, 0, 6, 40, 3600] {
             let life = life(ahead);
-            let is_disturbed = |milliseconds, was_in_use| {
-                is_target_disturbed(&life, &job(), Some(stamp(milliseconds, ahead)), was_in_use)
+            let is_disturbed = |milliseconds, target_was_in_use| {
+                let job = JobDocument { target_was_in_use, ..job() };
+                is_target_disturbed(&life, &job, Some(stamp(milliseconds, ahead)))
             };
             // What was under way as the daemon ended, and a file that nobody has touched since.
             assert!(!is_disturbed(1900, false), "{ahead}: its own write");
@@ -337,7 +332,7 @@ mod tests {
         let left = JobDocument { left_unix_ms: Some(1_001_501), left_target: life.target_of(Uuid::nil()), ..job() };
         // One that has only waited: it had nothing open.
         let waited = LastLife { alive: Some(at(600_000)), targets: BTreeMap::new() };
-        assert!(!is_target_disturbed(&waited, &left, Some(seen), false));
-        assert!(is_target_disturbed(&waited, &left, Some(stamp(30_000, 40)), false));
+        assert!(!is_target_disturbed(&waited, &left, Some(seen)));
+        assert!(is_target_disturbed(&waited, &left, Some(stamp(30_000, 40))));
     }
 }

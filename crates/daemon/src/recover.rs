@@ -10,18 +10,18 @@
 //! not answer, or an arbiter, holds up what lies on it. Everything else is told of the start after [`START_LIMIT`].
 
 mod later;
+mod waiting;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::Error;
 use backends::{ImageError, TargetError};
 use futures::future::join_all;
 use migrate::Phase;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::descriptors::{self, Usage};
 use crate::document::{IncomingStage, JobDocument};
@@ -31,6 +31,7 @@ use crate::last_life::{LifeNotes, Moving, is_target_disturbed};
 use crate::open_backend::OpenBackend;
 use crate::problem::{Result, may_pass, of_backend, of_journal};
 use crate::volume::Volume;
+use waiting::{cancelled, note_left, note_use, say_what_it_waits_for, stop_for_word};
 
 /// How long the start waits for volumes to come back. Those that take longer come back when they can.
 const START_LIMIT: Duration = Duration::from_secs(5);
@@ -348,7 +349,7 @@ enum CannotGoOn {
 type Opening = oneshot::Receiver<std::result::Result<OpenBackend, CannotOpen>>;
 
 /// Opens the target of a move that goes on, on a task of its own.
-fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, was_in_use: bool) -> Opening {
+fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument) -> Opening {
     let (opened, opening) = oneshot::channel();
     let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
     let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
@@ -362,7 +363,7 @@ fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, 
                 .is_some_and(|target| matches!(daemon.backends.check(target), Err(TargetError::Replaced { .. })))
         };
         let result = match result {
-            Ok(open_backend) => require_untouched(&daemon, &volume, &job, was_in_use, open_backend),
+            Ok(open_backend) => require_untouched(&daemon, &volume, &job, open_backend),
             Err(error) => {
                 Err(CannotOpen { why: if is_replaced() { CannotGoOn::Ever } else { CannotGoOn::Yet }, error })
             }
@@ -378,7 +379,6 @@ fn require_untouched(
     daemon: &Daemon,
     volume: &Volume,
     job: &JobDocument,
-    was_in_use: bool,
     target: OpenBackend,
 ) -> std::result::Result<OpenBackend, CannotOpen> {
     let path = target.place.local_path().map(Path::to_owned).unwrap_or_default();
@@ -386,29 +386,11 @@ fn require_untouched(
         return Err(CannotOpen { why: CannotGoOn::Yet, error: ImageError::Newer { epoch }.about(&path) });
     }
     let is_vouched_for = target.is_vouched_for() || target.remote_device().is_some();
-    if job.goes_on_disturbed
-        || is_vouched_for
-        || !is_target_disturbed(&daemon.last_life, job, target.image_times(), was_in_use)
-    {
+    if job.goes_on_disturbed || is_vouched_for || !is_target_disturbed(&daemon.last_life, job, target.image_times()) {
         return Ok(target);
     }
     let context = format!("{} was changed by another program while no daemon ran", path.display());
     Err(CannotOpen { why: CannotGoOn::Unasked, error: block::Error::new(block::ErrorKind::Fenced, context) })
-}
-
-/// Stops a move whose target another program has used, until somebody says that it goes on.
-async fn stop_for_word(volume: &Volume, handle: &JobHandle, error: &block::Error) {
-    let name = &volume.name;
-    let error = Error::new(ErrorCode::WrongState, format!("the move of {name} waits for a word: {}", error.chain()));
-    tracing::error!(volume = name, %error, "a move does not go on by itself");
-    handle.stop_for(error.with_hint(format!(
-        "if nobody needs what is there, `transhume resume {name}` copies over it; `transhume cancel {name}` gives the move up and leaves \
-         the target as it is"
-    )));
-    let noted = volume.journal.update_job(|job| (job.disturbed, job.paused) = (true, true)).await;
-    if let Err(error) = noted {
-        tracing::warn!(volume = name, error = error.chain(), "that a move waits for a word could not be noted");
-    }
 }
 
 /// What is left to be done for a volume's job once the volume is served.
@@ -435,7 +417,7 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     note_left(daemon, volume).await;
     // A move that was being undone is not waited for: its target may be gone because of that.
     let is_undone = job.record.phase == Phase::Cancelling;
-    let mut opening = begin_opening(daemon, volume, job, false);
+    let mut opening = begin_opening(daemon, volume, job);
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {
         Some(Ok(Ok(target))) => target,
         Some(Ok(Err(_))) if is_undone => return Next::Undo(cancelled(volume)),
@@ -444,12 +426,10 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
         }
         Some(Ok(Err(refused))) if refused.why == CannotGoOn::Unasked => {
             daemon.state.drop_progress(&volume.name);
-            let (told, opening) = oneshot::channel();
-            let _ = told.send(Err(refused));
-            return Next::Later(Some(opening));
+            return Next::Later(Some(opening_that_ended(refused)));
         }
-        Some(Ok(Err(CannotOpen { error, .. }))) => return wait_for_target(daemon, volume, handle, &error).await,
-        Some(Err(_)) => return wait_for_target(daemon, volume, handle, &nobody_opens()).await,
+        Some(Ok(Err(CannotOpen { error, .. }))) => return wait_for_target(daemon, volume, handle, error).await,
+        Some(Err(_)) => return wait_for_target(daemon, volume, handle, nobody_opens()).await,
         None => {
             tracing::error!(volume = volume.name, target = %job.target, "the target does not answer; its copy begins anew");
             // From here on nobody keeps track of what the guest writes.
@@ -463,56 +443,26 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     match jobs::start_migration(daemon, volume, &target, None).await {
         Ok(started) => Next::Drive(target, started),
         Err(_) if is_undone => Next::Undo(cancelled(volume)),
-        Err(error) => wait_for_target(daemon, volume, handle, &error).await,
+        Err(error) => wait_for_target(daemon, volume, handle, error).await,
     }
 }
 
 /// What stands in the way may pass, and nothing is undone for it. The copy begins anew then: from here on nobody keeps track of
 /// what the guest writes.
-async fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: &block::Error) -> Next {
+async fn wait_for_target(daemon: &Daemon, volume: &Volume, handle: &JobHandle, error: block::Error) -> Next {
     daemon.state.drop_progress(&volume.name);
-    note_use(volume, handle, error).await;
-    say_what_it_waits_for(volume, handle, error);
-    Next::Later(None)
+    let is_noted = note_use(volume, &error).await;
+    say_what_it_waits_for(volume, handle, &error);
+    // Whoever waits for the target notes it before that is tried again.
+    let unnoted = (!is_noted).then(|| opening_that_ended(CannotOpen { error, why: CannotGoOn::Yet }));
+    Next::Later(unnoted)
 }
 
-/// Has it on record that another program uses the target, if that is what `error` says: the next daemon must know it, too.
-async fn note_use(volume: &Volume, handle: &JobHandle, error: &block::Error) {
-    if error.kind() != block::ErrorKind::Busy || handle.target_was_in_use() {
-        return;
-    }
-    handle.note_target_in_use();
-    if let Err(error) = volume.journal.update_job(|job| job.target_was_in_use = true).await {
-        tracing::warn!(volume = volume.name, error = error.chain(), "that a target is in use could not be noted");
-    }
-}
-
-/// Has it on record when the last daemon lived that had the target open, and how it saw that: this one may end before it has.
-async fn note_left(daemon: &Daemon, volume: &Volume) {
-    let Some(alive) = daemon.last_life.alive.map(unix_ms) else { return };
-    let noted = volume.journal.update_job(|job| {
-        if job.left_unix_ms.is_none() {
-            (job.left_unix_ms, job.left_target) = (Some(alive), daemon.last_life.target_of(job.uuid));
-        }
-    });
-    let noted = noted.await;
-    if let Err(error) = noted {
-        tracing::warn!(volume = volume.name, error = error.chain(), "when a move was left could not be noted");
-    }
-}
-
-fn say_what_it_waits_for(volume: &Volume, handle: &JobHandle, error: &block::Error) {
-    let name = &volume.name;
-    let error = of_backend(error, &format!("the move of {name} waits for its target"));
-    tracing::warn!(volume = name, %error, "a move cannot go on yet");
-    let hint = error.hint.clone().unwrap_or_default();
-    let hint = format!("{hint}; it is tried again by itself; `transhume cancel {name}` gives the move up");
-    handle.waits_for(Some(error.with_hint(hint)));
-}
-
-fn cancelled(volume: &Volume) -> Error {
-    let message = format!("the move of {} was cancelled; the guest is on the source", volume.name);
-    Error::new(ErrorCode::MoveCancelled, message)
+fn opening_that_ended(refused: CannotOpen) -> Opening {
+    let (opened, opening) = oneshot::channel();
+    // Its other end is here.
+    let _ = opened.send(Err(refused));
+    opening
 }
 
 /// Opens the target again and again until it is there or the move is cancelled, and goes on with it.
@@ -524,7 +474,7 @@ async fn resume_once_open(
     mut place: Option<OwnedSemaphorePermit>,
 ) {
     let mut rest = OPEN_REST;
-    let error = loop {
+    let error = 'waiting: loop {
         let next = async {
             match &mut opening {
                 Some(opening) => Some(opening.await),
@@ -544,7 +494,7 @@ async fn resume_once_open(
                 let document = volume.document();
                 let Some(job) = &document.job else { return };
                 rest = (rest * 2).clamp(OPEN_REST, OPEN_REST_MAX);
-                opening = Some(begin_opening(&daemon, &volume, job, handle.target_was_in_use()));
+                opening = Some(begin_opening(&daemon, &volume, job));
                 continue;
             }
             Some(Ok(Ok(target))) => {
@@ -567,10 +517,16 @@ async fn resume_once_open(
             Some(Ok(Err(CannotOpen { error, .. }))) => error,
             Some(Err(_)) => nobody_opens(),
         };
-        note_use(&volume, &handle, &error).await;
         say_what_it_waits_for(&volume, &handle, &error);
         // Others may move meanwhile.
         (opening, place) = (None, None);
+        while !note_use(&volume, &error).await {
+            tokio::select! {
+                biased;
+                () = handle.cancelled() => break 'waiting cancelled(&volume),
+                () = daemon.env.sleep(OPEN_REST) => {}
+            }
+        }
     };
     undo(&daemon, &volume, &handle, error).await;
 }

@@ -60,7 +60,7 @@ pub struct JobDocument {
     /// What that daemon had seen of the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_target: Option<TargetSeen>,
-    /// Whether one of those has seen another program use it.
+    /// Whether one of those has seen another program use it: on record before the target is tried again.
     #[serde(default)]
     pub target_was_in_use: bool,
     /// The overlays over the volume's backend, the lowest first: what the guest has written since a snapshot move began.

@@ -144,7 +144,7 @@ pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Arc<Volum
     // Whoever has cancelled it hears that it is cancelled.
     let state = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
     record_undo(volume, (state, &error)).await;
-    let left = match daemon.left_to_others(volume, job.target_was_in_use()).await {
+    let left = match daemon.left_to_others(volume).await {
         Some(left) => Some(left),
         None => daemon.discard_target(volume).await,
     };

@@ -24,7 +24,6 @@ mod surrogate;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
@@ -63,8 +62,6 @@ pub(crate) struct JobHandle {
     pressed: Notify,
     /// Remembers why the daemon itself ends it, for a daemon that comes after this one, too.
     journal: Arc<VolumeJournal>,
-    /// Whether another program was seen to use its target after a restart.
-    target_was_in_use: AtomicBool,
 }
 
 struct Inner {
@@ -159,7 +156,6 @@ impl JobHandle {
             place: Mutex::default(),
             pressed: Notify::new(),
             journal: Arc::clone(journal),
-            target_was_in_use: AtomicBool::new(false),
         }
     }
 
@@ -189,16 +185,6 @@ impl JobHandle {
     /// What it waits for before it can go on after a restart, or that it waits no more.
     pub(crate) fn waits_for(&self, error: Option<Error>) {
         self.inner.lock().job.error = error;
-    }
-
-    /// Another program uses its target.
-    pub(crate) fn note_target_in_use(&self) {
-        self.target_was_in_use.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether another program was seen to use its target after a restart.
-    pub(crate) fn target_was_in_use(&self) -> bool {
-        self.target_was_in_use.load(Ordering::Relaxed)
     }
 
     /// It waits for somebody to say that it goes on, because of `error`.

@@ -179,7 +179,7 @@ impl Daemon {
 
     /// What is left of the target of a job that this daemon has not opened, if another program has used it while no daemon ran: it is not
     /// taken back.
-    pub(super) async fn left_to_others(&self, volume: &Volume, was_in_use: bool) -> Option<String> {
+    pub(super) async fn left_to_others(&self, volume: &Volume) -> Option<String> {
         let document = volume.document();
         let job = document.job.as_ref()?;
         let path = job.target.local()?.spec.path();
@@ -190,8 +190,7 @@ impl Daemon {
             return Some(format!("{} is left as it is: another program has used it", path.display()));
         }
         let state = state?;
-        let is_disturbed =
-            !job.goes_on_disturbed && is_target_disturbed(&self.last_life, job, Some(state.times), was_in_use);
+        let is_disturbed = !job.goes_on_disturbed && is_target_disturbed(&self.last_life, job, Some(state.times));
         let what = "another program has used it while no daemon ran";
         is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))
     }
