@@ -12,6 +12,7 @@
 mod document;
 mod export;
 mod generation;
+mod giving_back;
 mod pool;
 mod renewal;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use block::{Bytes, Device};
 use parking_lot::{Mutex, MutexGuard};
-use uuid::Uuid;
 
 use super::document::{self, DocumentOf, StoreDocument};
+use super::giving_back::Leaving;
 use super::{PoolContext, PoolKind};
 use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
@@ -16,6 +16,7 @@ use crate::problem::Result;
 pub(crate) struct Pool<K: PoolKind> {
     pub(super) context: PoolContext,
     document: Mutex<DocumentOf<K>>,
+    pub(super) leaving: Mutex<Leaving>,
     /// Its stores with their locks, each from its first use on.
     open: tokio::sync::Mutex<BTreeMap<usize, OpenStore>>,
 }
@@ -65,7 +66,7 @@ impl OpenStore {
 
 impl<K: PoolKind> Pool<K> {
     pub(super) fn new(document: DocumentOf<K>, context: PoolContext) -> Self {
-        Self { context, document: Mutex::new(document), open: tokio::sync::Mutex::default() }
+        Self { context, document: Mutex::new(document), leaving: Mutex::default(), open: tokio::sync::Mutex::default() }
     }
 
     /// What it is called.
@@ -91,20 +92,6 @@ impl<K: PoolKind> Pool<K> {
         document::store::<K>(&self.context.layout, &changed)?;
         *document = changed;
         Ok(())
-    }
-
-    /// Gives back those partitions whose layer `is_gone`. One that cannot be struck off now is struck off by the next start.
-    pub(super) fn give_back(&self, is_gone: impl Fn(Uuid) -> bool) {
-        if !self.document().partitions.iter().any(|partition| is_gone(partition.layer)) {
-            return;
-        }
-        let struck = self.update(|document| {
-            document.partitions.retain(|partition| !is_gone(partition.layer));
-            Ok(())
-        });
-        if let Err(error) = struck {
-            tracing::warn!(pool = self.name(), %error, "a part of a {} is given back by the next start", K::NAME);
-        }
     }
 
     /// How much its stores have for volumes as they are open, in bytes: as much as the smallest one.
