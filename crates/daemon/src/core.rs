@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::v1::{
-    AttachRequest, Job, LayerRequest, Monitor, MoveRequest, Prediction, Resolution, ResolveRequest, RevertRequest,
-    SetRequest, SnapshotRequest, Surrogate, SurrogateRequest, VmMove, VmMoveRequest, Volume,
+    AttachRequest, Cache, CacheRequest, Job, LayerChangeRequest, LayerRequest, Monitor, MoveRequest, Prediction,
+    Resolution, ResolveRequest, RevertRequest, SetRequest, SnapshotRequest, Surrogate, SurrogateRequest, VmMove,
+    VmMoveRequest, Volume,
 };
-use block::BufferPool;
+use block::{BufferPool, Quiesced};
 use migrate::{Control, MoveOptions};
 
 use crate::audit::Peer;
@@ -19,12 +20,18 @@ use crate::platform::Platform;
 use crate::problem::Result;
 use crate::recover;
 use crate::remote;
+use crate::run::come_to_rest;
 use crate::state_dir::{Layout, StateDir};
 
 /// A daemon on some ground. Clones are the same daemon.
 #[derive(Clone)]
 pub struct Core {
     daemon: Arc<Daemon>,
+}
+
+/// A daemon that leaves nothing half done. Its clients go on when this is dropped.
+pub struct AtRest {
+    _held: Vec<Quiesced>,
 }
 
 impl Core {
@@ -41,6 +48,12 @@ impl Core {
         let reception = machines::Reception::new(&daemon, remote::receiver(&daemon)?)?;
         daemon.hosts.listen(reception).await?;
         Ok(Self { daemon })
+    }
+
+    /// Leaves everything as the next start is to find it, as the daemon does when it is told to end: what is in flight is answered, and
+    /// clients are held from then on, for as long as what this gives lives. It is for the caller to let nobody in any more.
+    pub async fn come_to_rest(&self) -> AtRest {
+        AtRest { _held: come_to_rest(&self.daemon).await }
     }
 
     /// Makes the machine `name` known, whose disks are these volumes already. Done if it is known.
@@ -125,12 +138,42 @@ impl Core {
         self.daemon.shown_surrogates()
     }
 
-    /// Limits what clients of `volume` may ask for.
+    /// Makes a cache.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn create_cache(&self, request: CacheRequest) -> Result<Cache> {
+        self.daemon.caches.create(request).await
+    }
+
+    /// The caches.
+    #[must_use]
+    pub fn caches(&self) -> Vec<Cache> {
+        self.daemon.shown_caches()
+    }
+
+    /// Has everything that only a cache has durably in the backends of its volumes.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn drain_cache(&self, name: &str) -> Result<Cache> {
+        self.daemon.drain_cache(name).await
+    }
+
+    /// Adds a layer to `volume`, or limits what its clients may ask for.
     ///
     /// # Errors
     /// As the API's.
     pub async fn add_layer(&self, volume: &str, request: LayerRequest) -> Result<Volume> {
         self.daemon.add_layer(volume, request).await
+    }
+
+    /// Changes a layer of `volume`.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn change_layer(&self, volume: &str, layer: &str, request: LayerChangeRequest) -> Result<Volume> {
+        self.daemon.change_layer(volume, layer, request).await
     }
 
     /// Takes a layer of `volume` out that holds nothing.

@@ -78,7 +78,7 @@ pub use backends::run_as_helper;
 pub use clients::{Clients, SocketOwner};
 pub use cold::{CopyOutcome, CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
-pub use core::Core;
+pub use core::{AtRest, Core};
 pub use disk::Disk;
 pub use document::{
     AdoptionDirection, AdoptionDocument, CacheLayer, CacheTrust, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,

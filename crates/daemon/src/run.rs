@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::Quiesced;
 use env::{EnvRef, RealEnv};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -162,6 +163,28 @@ async fn leave_layers(volumes: &[Arc<Volume>]) {
     futures::join!(caches, redirects);
 }
 
+/// Leaves everything as the next start is to find it: requests in flight are answered, and clients are held from then on, for as long as
+/// what this gives lives. Nobody is let in any more.
+pub(crate) async fn come_to_rest(daemon: &Daemon) -> Vec<Quiesced> {
+    daemon.pause_copies();
+    let begun = daemon.env.now();
+    let volumes = daemon.volumes();
+    let held = futures::future::join_all(volumes.iter().map(|volume| async {
+        let held = env::timeout(&*daemon.env, DRAIN_LIMIT, volume.slot()?.quiesce()).await;
+        if held.is_none() {
+            tracing::warn!(volume = volume.name, "requests in flight did not end in time");
+        }
+        held
+    }));
+    let held = held.await.into_iter().flatten().collect();
+    // A cache that takes longer, because its backend is away, begins cold. What requests have waited for a backend counts for it, too.
+    let rest = DRAIN_LIMIT.saturating_sub(daemon.env.now().since(begun)).max(LEAVE_LIMIT_MIN);
+    let _ = env::timeout(&*daemon.env, rest, leave_layers(&volumes)).await;
+    // Nobody writes to a file any more, a cache neither.
+    daemon.note_rest().await;
+    held
+}
+
 /// Shuts down so that the next start can take over. No connection is accepted any more, and every request in flight is
 /// answered. Later requests are left in their sockets for their clients to send again.
 async fn go_down(daemon: &Daemon) {
@@ -171,23 +194,8 @@ async fn go_down(daemon: &Daemon) {
     if let Some(hosts) = &daemon.host_network {
         hosts.close();
     }
-    daemon.pause_copies();
-    let begun = daemon.env.now();
-    let volumes = daemon.volumes();
-    let drained = futures::future::join_all(volumes.iter().map(|volume| async {
-        let Some(slot) = volume.slot() else { return };
-        match env::timeout(&*daemon.env, DRAIN_LIMIT, slot.quiesce()).await {
-            // Held until the process is gone: a request that is let through now would die half-way.
-            Some(quiesced) => std::mem::forget(quiesced),
-            None => tracing::warn!(volume = volume.name, "requests in flight did not end in time"),
-        }
-    }));
-    drained.await;
-    // A cache that takes longer, because its backend is away, begins cold. What requests have waited for a backend counts for it, too.
-    let rest = DRAIN_LIMIT.saturating_sub(daemon.env.now().since(begun)).max(LEAVE_LIMIT_MIN);
-    let _ = env::timeout(&*daemon.env, rest, leave_layers(&volumes)).await;
-    // Nobody writes to a file any more, a cache neither.
-    daemon.note_rest().await;
+    // Held until the process is gone: a request that is let through now would die half-way.
+    std::mem::forget(come_to_rest(daemon).await);
     // Nobody else knows of that after this process.
     daemon.flush_foreign(FLUSH_LIMIT).await;
     daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);

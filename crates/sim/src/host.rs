@@ -190,6 +190,25 @@ impl Host {
         self.shared.daemon_harness.files.set_full(is_full);
     }
 
+    /// Has the daemon leave everything as its next start is to find it, as one that is told to end does. Its guests ask for nothing; kill
+    /// the process then. False if there is none that could: one that is about to start dies of being told.
+    pub(crate) async fn come_to_rest(&self) -> bool {
+        let (process, core) = {
+            let now = self.shared.now.lock();
+            (now.process.clone(), now.core.clone())
+        };
+        let Some((process, core)) = process.zip(core) else { return false };
+        let (rests, is_at_rest) = tokio::sync::oneshot::channel();
+        process.env().spawn(Box::pin(async move {
+            let _at_rest = core.come_to_rest().await;
+            let _ = rests.send(());
+            // Whoever comes meanwhile is held until the process is gone.
+            std::future::pending::<()>().await;
+        }));
+        // It may die before.
+        is_at_rest.await.is_ok()
+    }
+
     /// Kills its process.
     pub async fn crash(&self) {
         let run = std::mem::take(&mut *self.shared.now.lock());

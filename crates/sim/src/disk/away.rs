@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Extent, IoFuture, Result};
+use block::{BLOCK_BYTES, Error, ErrorKind, Extent, IoFuture, Result};
 
 use super::Disk;
 use crate::failures::Verb;
@@ -10,6 +10,8 @@ use crate::medium::Medium;
 
 /// How long whoever asks a disk that does not answer is patient, at most.
 const PATIENCE_MAX: Duration = Duration::from_millis(5);
+/// How the pages begin by which the owner of a store tells it from another one.
+const OWNERS_MAGIC: [&[u8]; 2] = [b"TRANSHUG", b"TRANSHUI"];
 /// Longer than any scenario.
 const FOR_GOOD: Duration = Duration::from_secs(1_000_000);
 
@@ -74,6 +76,17 @@ impl Disk {
         self.state().away.earlier.is_some()
     }
 
+    /// Whether something of what it holds is not in that copy, beside the pages by which their owner tells stores apart: such a page is
+    /// written before the first byte of a new life, which may end in between.
+    pub(crate) fn differs_from_copy(&self) -> bool {
+        let state = self.state();
+        let Some(earlier) = &state.away.earlier else { return false };
+        let is_owners = |block: &[u8]| OWNERS_MAGIC.iter().any(|magic| block.starts_with(*magic));
+        let [before, now] = [earlier, &state.medium].map(|medium| medium.bytes().chunks(BLOCK_BYTES as usize));
+        let mut pairs = before.zip(now);
+        pairs.any(|(before, now)| before != now && !(is_owners(before) && is_owners(now)))
+    }
+
     /// Puts an empty disk in its place, or one that holds what it held at the last clean stop. Nobody has it open.
     pub(crate) fn exchange(&self, is_blank: bool, is_needed: bool) {
         let mut state = self.state();
@@ -125,6 +138,11 @@ impl Disk {
         while matches!(self.state().away.absence, Some((Absence::Hanging, _))) {
             self.heard().await;
         }
+    }
+
+    /// Whether it is not away.
+    pub(crate) fn is_there(&self) -> bool {
+        self.state().away.absence.is_none()
     }
 
     /// Fails while it cannot be opened.

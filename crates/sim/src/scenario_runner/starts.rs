@@ -11,12 +11,34 @@ use crate::seat::Seat;
 
 /// What is asked for is answered within this, if the daemon is to be stopped with nothing under way.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// How long a daemon may take then that is told to end. Its process is killed when that is over.
+const REST_LIMIT: Duration = Duration::from_secs(60);
 /// How long something is away, at most one of these.
 const AWAY_MS: [u64; 4] = [2, 50, 1000, 8000];
 /// How long a store is looked at that is not what it was.
 const LOOK_SPAN: Duration = Duration::from_millis(40);
 /// How long a guest works on after a stop of the daemon.
 const WORK_SPAN: Duration = Duration::from_millis(10);
+
+/// How a process has ended.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// It was told to, and has left everything as its next start is to find it.
+    Told,
+    /// It was killed.
+    Killed,
+}
+
+impl Ending {
+    /// After this long what somebody else changes can be told from what the process has changed: the times of files are coarse, and after
+    /// a crash the daemon takes what is hardly newer than what it has seen for its own.
+    const fn unseen_for(self) -> Duration {
+        match self {
+            Self::Told => Duration::from_millis(5),
+            Self::Killed => Duration::from_millis(2100),
+        }
+    }
+}
 
 impl ScenarioRunner<'_> {
     /// How `part` is away.
@@ -33,22 +55,24 @@ impl ScenarioRunner<'_> {
         self.rng.up_to(Duration::from_millis(self.rng.pick(&AWAY_MS)))
     }
 
-    /// Ends the process, politely or not. False if it must not end now.
-    async fn end_process(&self) -> bool {
+    /// Ends the process, politely or not. None if it must not end now.
+    async fn end_process(&self) -> Option<Ending> {
         if !self.first().host.may_die().await {
-            return false;
+            return None;
         }
-        match self.rng.chance(0.5) {
-            true => self.stop_politely().await,
-            false => self.first().host.crash().await,
+        if self.rng.chance(0.5) && self.stop_politely().await {
+            return Some(Ending::Told);
         }
-        true
+        self.first().host.crash().await;
+        Some(Ending::Killed)
     }
 
-    /// Ends the process when it has answered everything, and keeps a copy of what the disks then hold.
-    async fn stop_politely(&self) {
+    /// Has the daemon end when it has answered everything, and keeps a copy of what the disks then hold. False if it has not ended so.
+    async fn stop_politely(&self) -> bool {
         let stopped = join_all(self.seats.iter().map(|seat| seat.port.stop()));
-        let is_clean = self.limited(STOP_LIMIT, stopped).await.is_some();
+        let is_answered = self.limited(STOP_LIMIT, stopped).await.is_some();
+        let has_rested = self.limited(REST_LIMIT, self.first().host.come_to_rest()).await;
+        let is_clean = is_answered && has_rested == Some(true);
         self.first().host.crash().await;
         for seat in &self.seats {
             for disk in seat.host.parts().into_iter().filter(|_| is_clean) {
@@ -57,6 +81,7 @@ impl ScenarioRunner<'_> {
             }
             seat.port.go_on();
         }
+        is_clean
     }
 
     pub(super) async fn start_without(&self, seat: &Seat, part: Part) -> bool {
@@ -67,7 +92,7 @@ impl ScenarioRunner<'_> {
             seat.host.expect_to_go_on();
         }
         let is_needed = seat.host.needs(part);
-        if !self.end_process().await {
+        if self.end_process().await.is_none() {
             return false;
         }
         disk.go_away(self.absence_of(part, is_needed), is_needed);
@@ -123,10 +148,15 @@ impl ScenarioRunner<'_> {
         let Some(disk) = seat.host.part(part).filter(|disk| exchange == Exchange::Blank || disk.has_copy()) else {
             return false;
         };
-        if !self.end_process().await {
+        if self.end_process().await.is_none() {
             return false;
         }
         disk.let_go().await;
+        if exchange == Exchange::RolledBack && !disk.differs_from_copy() {
+            // Nobody has come to write to it since: its copy is as good as it is.
+            host.boot();
+            return false;
+        }
         disk.exchange(exchange == Exchange::Blank, seat.host.needs(part));
         host.boot();
         drop(outage);
@@ -168,11 +198,10 @@ impl ScenarioRunner<'_> {
     pub(super) async fn change_behind(&self, seat: &Seat) -> bool {
         let host = &self.first().host;
         let _outage = host.outage().await;
-        if !self.end_process().await {
-            return false;
-        }
+        let Some(ending) = self.end_process().await else { return false };
         let disk = &seat.sides[seat.host.holder()];
         disk.let_go().await;
+        self.world.sleep(ending.unseen_for()).await;
         seat.guest.change_behind(disk);
         self.world.sleep(self.rng.up_to(self.scenario.downtime)).await;
         host.boot();
