@@ -4,17 +4,24 @@
 //!   works ──▶ a request to the flash fails ──▶ failed: nothing is taken in, clean places are not read
 //!                                                │ before the base is changed
 //!                                                ▼
-//!               nothing is dirty, and the boot record can be struck ──▶ revoked: nothing is believed in this boot
+//!               nothing is dirty or becomes so, and the boot record can be struck ──▶ revoked: nothing is believed in this boot
 //!               otherwise ──▶ CacheLoss::note ──▶ revoked: nothing clean is believed
 //! ```
+//!
+//! What was under way when the flash failed may still become dirty. A boot record that was struck would forget that, so it is struck only
+//! when nothing is.
+//!
+//! A write that could not be recorded has failed, but the next process may find it in the record. Until then its sectors are neither the old
+//! ones nor the new ones: a guest that has read either must not read the other later. So it reads neither. A copy takes what is there; where
+//! it goes, that is what holds.
 //!
 //! The record of a failed flash still says what was cached, and nobody can change that. Were the base changed regardless, the next process
 //! might find the flash well again, and answer old bytes.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Extent, Result};
 use parking_lot::Mutex;
 
 use super::Inner;
@@ -28,8 +35,20 @@ pub(super) struct Failure {
     /// Why nothing in the base is promised to be durable any more: a flush of it has failed.
     base: Mutex<Option<String>>,
     has_failed_base: AtomicBool,
-    /// Blocks whose record may be what memory says, or what it should have become when the flash failed.
-    in_doubt: Mutex<BTreeSet<u64>>,
+    /// Blocks whose record may be what memory says, or what it should have become when the flash failed; with those sectors that the next
+    /// process may find to be others.
+    in_doubt: Mutex<BTreeMap<u64, u8>>,
+    /// How many changes are under way that may make something dirty.
+    becoming_dirty: AtomicUsize,
+}
+
+/// A change that may make something dirty is under way.
+pub(super) struct BecomingDirty<'a>(&'a AtomicUsize);
+
+impl Drop for BecomingDirty<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Failure {
@@ -80,9 +99,34 @@ impl Inner {
         }
     }
 
-    /// Nobody knows what the record says of `block`.
-    pub(super) fn doubt(&self, block: u64) {
-        self.failure.in_doubt.lock().insert(block);
+    /// Begins a change that may make something dirty; none if nothing is to become dirty any more.
+    pub(super) fn begin_dirty(&self) -> Option<BecomingDirty<'_>> {
+        self.failure.becoming_dirty.fetch_add(1, Ordering::SeqCst);
+        let becoming_dirty = BecomingDirty(&self.failure.becoming_dirty);
+        // Asked afterwards: whoever has seen that none is under way has had the flash fail before.
+        self.takes_dirty().then_some(becoming_dirty)
+    }
+
+    /// Nobody knows what the record says of `block`, nor which bytes the next process finds in `sectors` of it.
+    pub(super) fn doubt(&self, block: u64, sectors: u8) {
+        *self.failure.in_doubt.lock().entry(block).or_default() |= sectors;
+    }
+
+    /// Fails if the next process may find other bytes in a part of `extent` than this one would read.
+    pub(super) fn check_certain(&self, extent: Extent) -> Result<()> {
+        if !self.failure.has_failed() {
+            return Ok(());
+        }
+        let in_doubt = self.failure.in_doubt.lock();
+        let is_doubtful = |(block, sectors): (&u64, &u8)| {
+            let part = extent.intersection(self.extent_of(*block));
+            part.is_some_and(|part| self.sectors_of(part).0 & sectors != 0)
+        };
+        if !in_doubt.range(self.block.indices_of(extent)).any(is_doubtful) {
+            return Ok(());
+        }
+        let context = format!("{} has failed while it recorded a write that is read here", self.partition.name());
+        Err(Error::new(ErrorKind::Io, context))
     }
 
     /// Before the base is changed in one of `blocks` after a failure: what is clean is not believed any more, and for none of them the record
@@ -99,7 +143,10 @@ impl Inner {
         if *is_revoked {
             return Ok(());
         }
-        let holds_nothing = self.holds_nothing() && self.failure.in_doubt.lock().is_empty();
+        // In this order: what has ended meanwhile is seen in the maps.
+        let holds_nothing = self.failure.becoming_dirty.load(Ordering::SeqCst) == 0
+            && self.holds_nothing()
+            && self.failure.in_doubt.lock().is_empty();
         if !(holds_nothing && self.record.strike_boot().await.is_ok()) {
             let (kind, context) = self.failure.cause.lock().clone().expect("it has failed");
             let error = Error::new(kind, context);

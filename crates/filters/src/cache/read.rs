@@ -72,6 +72,9 @@ impl Inner {
         if self.transfer.is_settling() {
             self.settle_all(extent).await;
         }
+        if is_guest {
+            self.check_certain(extent)?;
+        }
         let mut guard = None;
         for repetition in 0.. {
             if repetition == REPETITIONS_MAX {

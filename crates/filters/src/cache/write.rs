@@ -127,12 +127,16 @@ impl Inner {
     }
 
     async fn write_back_part(&self, part: Mutation, block: u64) -> Result<()> {
+        let Some(becoming_dirty) = self.begin_dirty() else { return self.write_direct(part).await };
         let found = self.find(block);
         let place = match found {
             Some(found) => found.place,
             None => match self.claim().await {
                 Some(place) => place,
-                None => return self.write_direct(part).await,
+                None => {
+                    drop(becoming_dirty);
+                    return self.write_direct(part).await;
+                }
             },
         };
         let found_entry = found.map_or(CacheEntry::new(block, 0, 0), |found| found.entry);
@@ -156,7 +160,8 @@ impl Inner {
             && let Err(error) = self.set(place, before).await
         {
             self.fail(&error);
-            self.doubt(block);
+            // Dirty or not, their bytes are the base's.
+            self.doubt(block, 0);
             return Err(error);
         }
         self.record.with(|_, index| {
@@ -169,6 +174,7 @@ impl Inner {
             if before.dirty() & touched != 0 {
                 return Err(self.cannot_write_over(error));
             }
+            drop(becoming_dirty);
             return self.write_direct(part).await;
         }
         let after = CacheEntry::new(block, valid | touched, dirty | touched);
@@ -176,7 +182,7 @@ impl Inner {
             // The record may have it or not: the base must not be written here, or the next process might read what is older.
             if let Err(error) = self.set(place, after).await {
                 self.fail(&error);
-                self.doubt(block);
+                self.doubt(block, touched & !before.dirty());
                 return Err(error);
             }
             self.record.with(|_, index| match found {
@@ -336,7 +342,7 @@ impl Inner {
         self.place_stamps.raise(found.place.into());
         set.inspect_err(|error| {
             self.fail(error);
-            self.doubt(block);
+            self.doubt(block, cleared);
         })
     }
 

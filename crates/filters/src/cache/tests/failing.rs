@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, IoFuture, Mutation};
+use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, IoFuture, Mutation};
 
 use super::super::{CacheLoss, CacheMode, CacheOptions};
-use super::{BLOCK, BOOT, MODES, SIZE, Stand, byte_at, header_of, memory, options, write, zero};
+use super::{BLOCK, BOOT, MODES, SECTOR, SIZE, Stand, byte_at, header_of, memory, options, write, zero};
 use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 
 /// Counts what is put on record, and fails as often as it is told.
@@ -144,6 +145,57 @@ async fn a_write_over_what_only_the_flash_has_fails_if_the_flash_takes_none() {
     assert_eq!(byte_at(&stand.guest, 2 * BLOCK, BLOCK).await, 6);
     write(&stand.guest, 5 * BLOCK, &[7; BLOCK as usize]).await;
     assert_eq!((byte_at(&stand.base, 5 * BLOCK, 1).await, stand.cache.status().places_dirty), (7, 1));
+}
+
+/// A cache in write-back over a base of fives, and where its places begin on its flash, which can be told to fail.
+async fn over_failing_flash(losses: &Arc<Losses>) -> (Stand, Fault, Bytes) {
+    let bytes = header_of(SIZE, BLOCK, 8).partition_bytes();
+    let fault = Fault::new(memory(bytes), env::testing::PausedEnv::shared(3));
+    let options = CacheOptions { loss: Some(Arc::clone(losses) as _), ..options(CacheMode::WriteBack) };
+    let stand = Stand::over(memory(SIZE), Device::new("flash", fault.clone()), options, 8).await;
+    write(&stand.base, 0, &[5; 8 * BLOCK as usize]).await;
+    (stand, fault, bytes - Bytes(8 * BLOCK))
+}
+
+#[tokio::test(start_paused = true)]
+async fn sectors_whose_write_could_not_be_recorded_are_neither_old_nor_new_for_a_guest_until_another_process_looks() {
+    for (action, found) in [(FaultAction::FailAfterwards(ErrorKind::Io), 6), (FaultAction::Fail(ErrorKind::Io), 5)] {
+        let (stand, fault, places) = over_failing_flash(&Arc::default()).await;
+        let maps = Some(Extent::between(Bytes::ZERO, places));
+        fault.add(FaultRule { verb: FaultVerb::Write, extent: maps, when: FaultWhen::Always, action });
+        let data = Mutation::data(Bytes(SECTOR), Data::copy_of(&[6; SECTOR as usize]));
+        stand.guest.write(data).await.expect_err("it cannot be recorded");
+        let read = |at: u64, length: u64| stand.guest.read(Bytes(at), Buffer::unpooled(length as usize));
+        read(0, BLOCK).await.expect_err("a part of it is in doubt");
+        read(SECTOR, 1).await.expect_err("it is in doubt");
+        assert_eq!(
+            (byte_at(&stand.guest, 0, SECTOR).await, byte_at(&stand.guest, 2 * SECTOR, 7 * SECTOR).await),
+            (5, 5)
+        );
+        assert_eq!(byte_at(&stand.cache.copy("copy"), 0, BLOCK).await, 5, "where a copy goes that is what holds");
+        fault.clear();
+        let again = stand.again(BOOT, CacheOptions { believes_clean: false, ..options(CacheMode::WriteBack) }).await;
+        assert_eq!((byte_at(&again.guest, SECTOR, SECTOR).await, byte_at(&again.guest, 0, SECTOR).await), (found, 5));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_dirty_while_the_flash_fails_is_not_forgotten_with_what_was_clean() {
+    let losses = Arc::new(Losses::default());
+    let (stand, fault, places) = over_failing_flash(&losses).await;
+    let actions = [FaultAction::Delay(Duration::from_millis(10)), FaultAction::Fail(ErrorKind::Io)];
+    for (place, action) in (0..).zip(actions) {
+        let extent = Some(Extent::new(places + Bytes(place * BLOCK), Bytes(BLOCK)));
+        fault.add(FaultRule { verb: FaultVerb::Write, extent, when: FaultWhen::Always, action });
+    }
+    let block = [6; BLOCK as usize];
+    futures::join!(write(&stand.guest, 2 * BLOCK, &block), write(&stand.guest, 4 * BLOCK, &block));
+    assert_eq!((stand.cache.status().places_dirty, byte_at(&stand.base, 4 * BLOCK, 1).await), (1, 6));
+    fault.clear();
+    let believes_clean = losses.noted.load(Ordering::SeqCst) == 0;
+    let again = stand.again(BOOT, CacheOptions { believes_clean, ..options(CacheMode::WriteBack) }).await;
+    let found = (byte_at(&again.guest, 2 * BLOCK, BLOCK).await, byte_at(&again.guest, 4 * BLOCK, BLOCK).await);
+    assert_eq!(found, (6, 6), "what was answered is lost");
 }
 
 #[tokio::test(start_paused = true)]
