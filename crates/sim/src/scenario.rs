@@ -267,6 +267,17 @@ impl Scenario {
         self
     }
 
+    /// The flash cache is a layer of the daemon's own.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn cache_is_layer(mut self) -> Self {
+        let cache = self.setup.cache.as_mut().expect("what the daemon has is there");
+        cache.is_layer = true;
+        self
+    }
+
     /// So many moves run at once, and the others wait.
     #[must_use]
     pub const fn moves_at_once(mut self, limit: usize) -> Self {

@@ -426,12 +426,8 @@ pub const SCENARIOS: &[NamedScenario] = &[
 
 /// Scenarios that the daemon does not pass yet, and why. No seed chooses one and `--covers` leaves them out; they are played by
 /// name. Whoever mends what one of them shows takes it out of this list.
-pub const UNMENDED: &[(&str, &str)] = &[
-    ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
-    ("start-exchanged-flash", "the world opens caches below the daemon's pools, which keep the generation of a store"),
-    ("start-changed-base", "the world opens caches below the daemon, which notes how their base was left"),
-    ("cache-failing-dirty", "what flash that has failed a request still holds is not judged yet"),
-];
+pub const UNMENDED: &[(&str, &str)] =
+    &[("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends")];
 
 /// The scenario of that name.
 #[must_use]

@@ -103,8 +103,8 @@ impl Seat {
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
         let between = if scenario.setup.is_between_hosts { 256 } else { 0 };
         let between = if scenario.setup.has_machine { 2 * between } else { between };
-        // Write-back, who changes the cache, and what is admitted.
-        let cached = if scenario.setup.cache.is_some() { 2 + 64 } else { 0 };
+        // Write-back, who changes the cache, who looks at image and part, and what is admitted.
+        let cached = if scenario.setup.cache.is_some() { 4 + 64 } else { 0 };
         // Of a cache that moves: what is asked for, sent, taken and warmed, 32 at a time, and the blocks of what the guest misses.
         let moves = scenario.setup.cache.is_some_and(|cache| cache.moves);
         let moving = if moves { 4 * 32 + 8 * scenario.load.outstanding as usize } else { 0 };

@@ -16,6 +16,7 @@ mod cache;
 mod cache_moves;
 mod fake_arbiter;
 mod group;
+mod layered_cache;
 mod layers;
 mod machine;
 mod peer_host;
@@ -269,6 +270,7 @@ impl Host {
         }
         self.make_surrogate(&core).await?;
         self.see_up(process, &core).await?;
+        self.make_cache(process, &core).await?;
         Ok(core)
     }
 

@@ -49,7 +49,7 @@ pub(super) fn cached(rng: &Rng, modes: &'static [CacheMode], faults: Faults) -> 
         .guest(load)
         .timings(timing, Timing::FLASH)
         .within(Duration::from_millis(rng.pick(&[30, 100])))
-        .cache(CacheSetup { modes, places: rng.pick(&[20, 100, 400]), faults, moves: false })
+        .cache(CacheSetup { modes, places: rng.pick(&[20, 100, 400]), faults, moves: false, is_layer: false })
 }
 
 /// The process is killed and the power is lost, while mode and size change and the cache is drained.

@@ -551,9 +551,9 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Happens(H::StartExchanged(Part::Cache, Exchange::RolledBack)),
             Happens(H::StartExchanged(Part::Cache, Exchange::Blank)),
             Told("written to a cache"),
+            Told("left without its cache"),
         ],
-    )
-    .because(STARTS),
+    ),
     requirement(
         "start-exchanged-store",
         &[
@@ -566,13 +566,15 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         ],
     )
     .because(STARTS),
-    requirement("start-changed-base", &[Fault("changed-behind"), Told("read from a cache")]).because(STARTS),
-    requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]).because(STARTS),
+    requirement("start-changed-base", &[Fault("changed-behind"), Told("read from a cache")]),
+    requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]),
     requirement("away-base", &[A_FAILURE, Fault("away"), Told("written to a cache"), Told("written back")]).because(STARTS),
     requirement("flush-lost-base", &[A_FAILURE, Fault("flush-lost"), Told("written to a cache")]).because(STARTS),
     requirement("flush-lost-image", &[A_FAILURE, Fault("flush-lost"), Told("snapshot"), Told("draining")]).because(STARTS),
-    requirement("cache-failing-dirty", &[A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("crash")])
-        .because(STARTS),
+    requirement(
+        "cache-failing-dirty",
+        &[A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("crash"), Told("a failed cache")],
+    ),
     requirement(
         "swarm",
         &[

@@ -11,7 +11,7 @@ use filters::CacheMode;
 use migrate::Verify;
 
 use super::basic::sparse;
-use super::caches::{CLEAN_MODES, cached};
+use super::caches::{CLEAN_MODES, cached as cached_below};
 use super::common;
 use super::layers::layered;
 use super::surrogates::served;
@@ -21,6 +21,11 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 
 const WRITE_BACK: &[CacheMode] = &[CacheMode::WriteBack];
+
+/// A volume with a cache that the daemon itself opens: what it checks of it is what these scenarios are about.
+fn cached(rng: &Rng, modes: &'static [CacheMode], faults: Faults) -> Scenario {
+    cached_below(rng, modes, faults).cache_is_layer()
+}
 
 /// A move of a second or some, on whose way something happens.
 fn long_move(rng: &Rng, scenario: Scenario) -> Scenario {

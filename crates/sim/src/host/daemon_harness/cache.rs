@@ -1,5 +1,6 @@
-//! A flash cache over the disk of the volume: its partition is a disk of its own, which outlives the process and loses power with the host.
-//! Somebody changes its mode and its size, and drains it, while the guest works.
+//! A flash cache over the disk of the volume, which the world opens itself, below the daemon: its partition is a disk of its own, which outlives the process and loses power with the host.
+//! Somebody changes its mode and its size, and drains it, while the guest works. Nothing here keeps a generation, or looks whether the disk
+//! was changed meanwhile: where that counts the cache is the daemon's, see `layered_cache`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::world::Invariant;
 
 /// Its partition is kept beside this place.
 pub(in crate::host) const CACHE: usize = 5;
-const BLOCK_BYTES: u64 = 4 << 10;
+pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 const POLICIES: &[CachePolicy] = &[CachePolicy::Lru, CachePolicy::Fifo, CachePolicy::Random, CachePolicy::S3Fifo];
 /// Whose it is. The volume stays where it is, so its epoch stays, too.
 const IDENTITY: CacheIdentity = CacheIdentity { volume: [1; 16], layer: [2; 16], epoch: 1 };
@@ -35,6 +36,8 @@ pub struct CacheSetup {
     pub faults: Faults,
     /// Whether it goes to other flash while the guest works.
     pub moves: bool,
+    /// Whether it is a layer that the daemon makes, opens and judges. Otherwise the world does.
+    pub is_layer: bool,
 }
 
 impl CacheSetup {
@@ -78,7 +81,7 @@ impl CacheLoss for Record {
 impl Host {
     /// `base` with the scenario's cache over it, if it has one.
     pub(super) async fn cached(&self, process: &Process, base: Device) -> block::Result<Device> {
-        let Some(setup) = self.shared.setup.cache else { return Ok(base) };
+        let Some(setup) = self.shared.setup.cache.filter(|cache| !cache.is_layer) else { return Ok(base) };
         let harness = &self.shared.daemon_harness.cache;
         let life = *self.shared.lives.lock();
         let joint = harness.joint.lock().clone().filter(|(opened, _)| *opened == life);
@@ -89,23 +92,11 @@ impl Host {
         if let Some((_, cache)) = opened {
             return Ok(Device::new(base.name(), cache));
         }
-        let world = &self.shared.world;
-        let before = world.absences();
         let is_failing = setup.faults != Faults::default();
         let cache = match self.open_cache(process, &base, &setup).await {
             Ok(cache) => cache,
-            // The volume is down, as its record says that the flash may have what the disk lacks.
-            Err(error)
-                if setup.may_hold()
-                    && (is_failing
-                        || before.now > 0
-                        || world.absences() != before
-                        || world.count("flush-lost") > 0) =>
-            {
-                return Err(error);
-            }
             // A cache that holds nothing is left out, and nothing of it is believed later.
-            Err(error) if !setup.may_hold() && (is_failing || before.now > 0) => {
+            Err(error) if !setup.may_hold() && is_failing => {
                 self.shared.world.event(format_args!("the cache is left out: {}", error.chain()));
                 *harness.is_lost.lock() = true;
                 return Ok(base);
@@ -303,6 +294,9 @@ impl Host {
 
     /// Ends when the disk alone is the volume.
     pub(crate) async fn cache_emptied(&self) {
+        if self.shared.setup.cache.is_some_and(|cache| cache.is_layer) {
+            return self.layered_cache_emptied().await;
+        }
         loop {
             // Another one, if it moves.
             let Some(cache) = self.open_cache_now() else { return };

@@ -11,8 +11,10 @@ use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
 use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
-use backends::{BackendSpec, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
-use block::{Bytes, Device, Error, Filter, Geometry, Offload};
+use backends::{
+    BackendSpec, ImageState, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest,
+};
+use block::{Bytes, Device, Error, ErrorKind, Filter, Geometry, Offload};
 use env::Env;
 use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
@@ -20,7 +22,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::group::GroupStore;
-use super::{Host, Place, Watched, shelf_side_of, side_of, surrogate};
+use super::{Host, Place, Watched, layered_cache, shelf_side_of, side_of, surrogate};
 use crate::disk::Disk;
 use crate::host::beside::VOLUMES_MAX;
 use crate::host::setup::Role;
@@ -148,6 +150,12 @@ impl ProcessView {
 
     /// Undoes what was made ready.
     fn take_back(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        if let Some(number) = layered_cache::store_of(target.spec.path()) {
+            if self.process.step() {
+                self.host.discard_cache_store(number);
+            }
+            return Ok(());
+        }
         if let Some(number) = surrogate::store_of(target.spec.path()) {
             if self.process.step() {
                 self.host.discard_surrogate(number);
@@ -223,6 +231,10 @@ impl Backends for ProcessView {
     ) -> BoxFuture<'a, block::Result<OpenBackend>> {
         Box::pin(async move {
             let missing = |error| Error::from_os(error, format!("opening {spec}"));
+            if let Some(number) = layered_cache::store_of(spec.path()) {
+                let device = self.host.open_cache_store(number).await.map_err(missing)?;
+                return Ok(OpenBackend::over(spec.clone(), device));
+            }
             if let Some(number) = surrogate::store_of(spec.path()) {
                 let device = self.host.open_surrogate(number).await.map_err(missing)?;
                 return Ok(OpenBackend::over(spec.clone(), device));
@@ -277,12 +289,31 @@ impl Backends for ProcessView {
         Box::pin(std::future::ready(offload))
     }
 
+    fn image_state<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, block::Result<Option<ImageState>>> {
+        let host = self.host.with_place(path);
+        let looked = match host.place(path) {
+            Ok((_, place, disk)) if disk.is_there() => {
+                Ok(Some(ImageState { device: 1, inode: place.number, size: disk.size().get(), times: times_of(disk) }))
+            }
+            Ok((_, _, disk)) => {
+                Err(Error::new(ErrorKind::TimedOut, format!("looking at {}: it does not answer", disk.name())))
+            }
+            Err(error) => Err(Error::from_os(error, format!("looking at {}", path.display()))),
+        };
+        Box::pin(std::future::ready(looked))
+    }
+
     fn prepare<'a>(
         &'a self,
         request: &'a TargetRequest<'a>,
         _: &'a dyn Env,
     ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
         Box::pin(async move {
+            if let Some(number) = layered_cache::store_of(request.spec.path()) {
+                self.host.prepare_cache_store(number, request.size).await;
+                let (spec, origin) = (request.spec.clone(), TargetOrigin::Created);
+                return Ok(PreparedTarget::elsewhere(spec, origin, true, number.into()));
+            }
             if let Some(number) = surrogate::store_of(request.spec.path()) {
                 self.host.prepare_surrogate(number, request.size).await;
                 let (spec, origin) = (request.spec.clone(), TargetOrigin::Created);
