@@ -1,7 +1,7 @@
 //! `cargo xtask test`: all tests, many at a time.
 //!
 //! Most tests wait: for QEMU, for a guest, for a limit to pass. Beside each other they keep the processors busy, and the
-//! simulator's seeds take what is left. Each test of a program `it` is a process of its own, so a test that hangs is known by
+//! simulator's seeds take what is left. Each test in `tests/` is a process of its own, so a test that hangs is known by
 //! name, and one that ends the process ends nobody else's. Unit tests run one program a crate.
 //!
 //! cargo-nextest does the same, and builds for six minutes on a fresh machine with two cores: a fifth of what all tests take.
@@ -14,14 +14,17 @@ mod discover;
 mod durations;
 mod process;
 mod schedule;
+mod verdict;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 
 use crate::programs::cargo_itself;
 use durations::Durations;
-use process::Outcome;
+use process::{Outcome, Watch};
 
 /// The module of tests that are slow and rare.
 const LONG: &str = "long";
@@ -89,12 +92,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => Vec::new(),
     };
     let tasks = (0..arguments.times).flat_map(|_| tasks.iter().cloned()).collect();
+    let watch = Watch::new()?;
     let mut outcomes = schedule::run_all(tasks, beside, arguments.at_once.max(1))?;
+    drop(watch);
     if arguments.only.is_empty() && !arguments.long && !arguments.unit {
         outcomes.push(examples()?);
     }
-    durations.write(&outcomes, arguments.keep)?;
-    report(&outcomes)
+    let written = durations.write(&outcomes, arguments.keep);
+    report(&outcomes)?;
+    written
 }
 
 /// Whether the test `name`, as `cli moves::NAME`, is to run.
@@ -111,21 +117,36 @@ fn is_long(name: &str) -> bool {
     path.split("::").any(|module| module == LONG)
 }
 
+/// Prints a line. Whoever has stopped reading, or has no room for it, changes nothing about what the tests say: the outcome is in the
+/// exit code.
+fn say(line: impl Display) {
+    if cfg!(test) {
+        // This way the harness holds it back.
+        println!("{line}");
+    } else {
+        let _ = writeln!(std::io::stdout().lock(), "{line}");
+    }
+}
+
 /// The examples of the documentation.
 fn examples() -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let documented = cargo_itself().args(["test", "--locked", "--workspace", "--doc", "--quiet"]).status();
     let is_good = documented.context("running cargo")?.success();
     let seconds = began.elapsed().as_secs_f64();
-    println!("the examples of the documentation ({seconds:.1} s)");
-    Ok(Outcome { name: "the examples of the documentation".to_owned(), seconds, processors: 2.0, is_good })
+    say(format_args!("the examples of the documentation ({seconds:.1} s)"));
+    Ok(Outcome { name: "the examples of the documentation".to_owned(), seconds, processors: 2.0, is_good, not_run: 0 })
 }
 
 /// Says what came of all, and fails if one has failed.
 fn report(outcomes: &[Outcome]) -> anyhow::Result<()> {
     let failed: Vec<_> =
         outcomes.iter().filter(|outcome| !outcome.is_good).map(|outcome| outcome.name.as_str()).collect();
-    println!("{} passed, {} failed", outcomes.len() - failed.len(), failed.len());
+    say(format_args!("{} passed, {} failed", outcomes.len() - failed.len(), failed.len()));
+    let not_run: usize = outcomes.iter().map(|outcome| outcome.not_run).sum();
+    if not_run > 0 {
+        say(format_args!("{not_run} of their tests were not run here: see above"));
+    }
     ensure!(failed.is_empty(), "tests have failed: {}: see above", failed.join(", "));
     Ok(())
 }

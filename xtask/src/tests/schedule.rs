@@ -7,6 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::process::{self, Outcome};
+use super::say;
 
 /// A test that takes longer hangs. The slowest takes three minutes, beside others five.
 const HANG: Duration = Duration::from_secs(900);
@@ -32,6 +33,8 @@ pub(super) struct Task {
     pub(super) shared: Option<&'static str>,
     /// A task that takes longer hangs.
     pub(super) limit: Duration,
+    /// How many tests it must say to have run, if it is a program of tests.
+    pub(super) tests: Option<usize>,
 }
 
 impl Task {
@@ -39,7 +42,18 @@ impl Task {
     pub(super) fn named(name: String) -> Self {
         let (seconds, processors) = UNKNOWN;
         let (path, folder, arguments) = (PathBuf::new(), PathBuf::new(), Vec::new());
-        Self { name, path, folder, arguments, seconds, processors, is_alone: false, shared: None, limit: HANG }
+        Self {
+            name,
+            path,
+            folder,
+            arguments,
+            seconds,
+            processors,
+            is_alone: false,
+            shared: None,
+            limit: HANG,
+            tests: None,
+        }
     }
 }
 
@@ -118,7 +132,14 @@ pub(super) fn run_all(tasks: Vec<Task>, beside: Vec<Task>, at_once: usize) -> an
     let limits = Limits { tasks: at_once, processors: cores as f64 };
     let queue = Mutex::new(Queue::new(tasks, limits));
     let (has_ended, outcomes) = (Condvar::new(), Mutex::new(Vec::new()));
-    let worker = || -> anyhow::Result<()> {
+    // One that cannot be run is a failed one: all others run, and are reported, as ever.
+    let run = |task: &Task| {
+        process::run(task).unwrap_or_else(|error| {
+            say(format_args!("--- {} could not be run: {error:#}", task.name));
+            Outcome::failed(&task.name)
+        })
+    };
+    let worker = || {
         loop {
             let mut waiting = lock(&queue);
             let task = loop {
@@ -126,15 +147,15 @@ pub(super) fn run_all(tasks: Vec<Task>, beside: Vec<Task>, at_once: usize) -> an
                     break task;
                 }
                 if waiting.waiting.is_empty() {
-                    return Ok(());
+                    return;
                 }
                 waiting = has_ended.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             };
             drop(waiting);
-            let outcome = process::run(&task);
+            let outcome = run(&task);
             lock(&queue).end(&task);
             has_ended.notify_all();
-            lock(&outcomes).push(outcome?);
+            lock(&outcomes).push(outcome);
         }
     };
     std::thread::scope(|scope| {
@@ -142,13 +163,12 @@ pub(super) fn run_all(tasks: Vec<Task>, beside: Vec<Task>, at_once: usize) -> an
         workers.push(scope.spawn(|| {
             for task in &beside {
                 // Whoever holds the outcomes holds up all others: first it runs.
-                let outcome = process::run(task)?;
+                let outcome = run(task);
                 lock(&outcomes).push(outcome);
             }
-            Ok(())
         }));
         for worker in workers {
-            worker.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
+            worker.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?;
         }
         anyhow::Ok(())
     })?;
@@ -173,6 +193,15 @@ mod tests {
 
     fn next(queue: &mut Queue) -> Option<String> {
         queue.next().map(|task| task.name)
+    }
+
+    #[test]
+    fn one_that_cannot_be_started_has_failed_and_all_others_run() {
+        let echo = Task { path: "/bin/true".into(), folder: "/".into(), ..task("own there", 1.0, 0.1) };
+        let gone = Task { path: "/nowhere".into(), folder: "/nowhere".into(), ..task("own gone", 2.0, 0.1) };
+        let outcomes = run_all(vec![gone.clone(), echo], vec![gone], 1).expect("they are run");
+        let failed = outcomes.iter().filter(|outcome| !outcome.is_good).count();
+        assert_eq!((outcomes.len(), failed), (3, 2));
     }
 
     #[test]
