@@ -41,8 +41,8 @@ pub(crate) struct Arguments {
     /// How many tests run at once, at most.
     #[arg(long, default_value_t = 6)]
     at_once: usize,
-    /// Only tests whose names contain one of these, as `cli moves::`; slow and rare ones, too.
-    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    /// Only tests whose names contain one of these, as `cli moves::`; slow and rare ones, too. Each must name a test.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     only: Vec<String>,
     /// Only the tests that are slow and rare.
     #[arg(long, conflicts_with = "only")]
@@ -51,31 +51,36 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all = ["only", "long"])]
     unit: bool,
     /// Run each test so many times.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     times: u32,
     /// List the tests and what each took, and run none.
     #[arg(long)]
     list: bool,
     /// Keep what each test took in `xtask/test-durations.json`, for machines that have run none.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["only", "long", "unit"])]
     keep: bool,
     /// Play these of the simulator's seeds beside the tests, with what the tests leave of the processors; then some of the day's,
     /// scenarios until they show what they must, and some torture.
     #[arg(long, value_name = "A..B", conflicts_with_all = ["only", "long", "times", "unit"])]
     seeds: Option<String>,
     /// So many of the day's seeds.
-    #[arg(long, value_name = "N", default_value_t = 100, requires = "seeds")]
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "seeds", conflicts_with_all = ["only", "long", "times", "unit"])]
     fresh: u64,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let durations = Durations::read()?;
-    let mut tasks = Vec::new();
+    let (mut tasks, mut unmatched) = (Vec::new(), arguments.only.clone());
     let targets: &[&str] = if arguments.unit { &["--lib", "--bins"] } else { &["--lib", "--bins", "--tests"] };
     for program in discover::build(targets)? {
         let tests = program.tests()?;
-        tasks.extend(program.tasks(&tests, |name| is_chosen(arguments, name)));
+        tasks.extend(program.tasks(&tests, |name| {
+            unmatched.retain(|only| !name.contains(only.as_str()));
+            is_chosen(arguments, name)
+        }));
     }
+    // One of several that names nothing any more would never be missed.
+    ensure!(unmatched.is_empty(), "no test is called so: {}: `cargo xtask test --list`", unmatched.join(", "));
     for task in &mut tasks {
         durations.fill_in(task);
     }
@@ -83,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         tasks.iter().for_each(|task| println!("{task}"));
         return Ok(());
     }
-    ensure!(!tasks.is_empty(), "no test is called so: `cargo xtask test --list`");
+    ensure!(!tasks.is_empty(), "there is no such test: `cargo xtask test --list`");
     let beside = match &arguments.seeds {
         Some(seeds) => {
             tasks.push(chores::torture()?);
@@ -113,8 +118,9 @@ fn is_chosen(arguments: &Arguments, name: &str) -> bool {
 
 /// Whether a test is slow and rare.
 fn is_long(name: &str) -> bool {
-    let path = name.split_once(' ').map_or(name, |(_, path)| path);
-    path.split("::").any(|module| module == LONG)
+    let path = name.rsplit_once(' ').map_or(name, |(_, path)| path);
+    let modules = path.rsplit_once("::").map_or("", |(modules, _)| modules);
+    modules.split("::").any(|module| module == LONG)
 }
 
 /// Prints a line. Whoever has stopped reading, or has no room for it, changes nothing about what the tests say: the outcome is in the
@@ -149,4 +155,15 @@ fn report(outcomes: &[Outcome]) -> anyhow::Result<()> {
     }
     ensure!(failed.is_empty(), "tests have failed: {}: see above", failed.join(", "));
     Ok(())
+}
+
+#[cfg(test)]
+mod names {
+    use super::*;
+
+    #[test]
+    fn slow_and_rare_is_what_a_module_says_and_no_test_s_own_name() {
+        assert!(is_long("cli moves::long::one") && is_long("api fixtures long::one") && is_long("cli long::one"));
+        assert!(!is_long("cli moves::long") && !is_long("cli long") && !is_long("cli moves::longer::one"));
+    }
 }

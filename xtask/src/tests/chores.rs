@@ -22,21 +22,23 @@ const COVER_SEEDS: &str = "0..100";
 pub(super) fn seeds(seeds: &str, fresh: u64) -> anyhow::Result<Vec<Task>> {
     let programs = build()?;
     let of_day = seeds_of_day(today(), fresh);
-    println!("seeds of today: cargo xtask sim --seeds {of_day}");
     let turn = format!("{}/{TURNS}", today() % TURNS);
     let idle = |name: &str, arguments: &[&str]| {
         let idle = ["--idle", "0"].into_iter().map(str::to_owned).chain([text(&programs.join(SIMULATOR))]);
         let arguments = idle.chain(arguments.iter().map(|argument| (*argument).to_owned())).collect();
         Task { limit: BESIDE_LIMIT, ..task(name, "chrt".into(), arguments) }
     };
-    Ok(vec![
-        idle(&format!("seeds {seeds}"), &["--seeds", seeds]),
-        idle(&format!("seeds {of_day}"), &["--seeds", &of_day]),
-        idle(
-            &format!("scenarios that show what they must, turn {turn}"),
-            &["--covers", "--seeds", COVER_SEEDS, "--turn", &turn],
-        ),
-    ])
+    let mut tasks = vec![idle(&format!("seeds {seeds}"), &["--seeds", seeds])];
+    // The simulator refuses to play none.
+    if fresh > 0 {
+        println!("seeds of today: cargo xtask sim --seeds {of_day}");
+        tasks.push(idle(&format!("seeds {of_day}"), &["--seeds", &of_day]));
+    }
+    tasks.push(idle(
+        &format!("scenarios that show what they must, turn {turn}"),
+        &["--covers", "--seeds", COVER_SEEDS, "--turn", &turn],
+    ));
+    Ok(tasks)
 }
 
 /// Five cycles of the real daemon.
