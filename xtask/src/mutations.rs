@@ -17,6 +17,8 @@ use anyhow::{Context, bail, ensure};
 
 /// Where the patches are.
 const PATCHES: &str = "crates/sim/mutations";
+/// Where those are that no run sees. They follow the code like all others.
+const UNSEEN: &str = "crates/sim/mutations/unseen";
 /// What of the checkout is copied.
 const COPIED: &[&str] = &["Cargo.toml", "Cargo.lock", ".cargo", "crates", "xtask"];
 /// A run takes no longer than this, whatever a mistake does to it.
@@ -107,7 +109,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn refresh_all(root: &Path, mutations: &[Mutation]) -> anyhow::Result<()> {
     let scratch = std::env::temp_dir().join(format!("transhume-refresh-{}", std::process::id()));
     let mut failed = Vec::new();
-    for mutation in mutations {
+    let unseen = read_folder(root, UNSEEN)?;
+    for mutation in mutations.iter().chain(&unseen) {
         match refresh::refresh(root, &mutation.patch, &scratch.join(&mutation.name)) {
             Ok(true) => println!("refreshed  {}", mutation.name),
             Ok(false) => {}
@@ -146,8 +149,12 @@ fn print_scenarios(mutations: &[Mutation]) -> anyhow::Result<()> {
 }
 
 fn all(root: &Path) -> anyhow::Result<Vec<Mutation>> {
+    read_folder(root, PATCHES)
+}
+
+fn read_folder(root: &Path, folder: &str) -> anyhow::Result<Vec<Mutation>> {
     let mut mutations = Vec::new();
-    for entry in fs::read_dir(root.join(PATCHES)).with_context(|| format!("reading {PATCHES}"))? {
+    for entry in fs::read_dir(root.join(folder)).with_context(|| format!("reading {folder}"))? {
         let patch = entry?.path();
         if patch.extension().is_some_and(|extension| extension == "patch") {
             mutations.push(Mutation::read(&patch).with_context(|| format!("the head of {}", patch.display()))?);

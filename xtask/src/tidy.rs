@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
 /// A file longer than this has outgrown its idea.
 const FILE_LINES_MAX: usize = 650;
@@ -161,6 +161,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("git").args(["ls-files", "-z"]).output().context("running git ls-files")?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !output.stdout.is_empty(), "git names no files here: {}", complaint.trim());
     let names = String::from_utf8(output.stdout).context("file names are UTF-8")?;
     Ok(names.split_terminator('\0').map(PathBuf::from).filter(|path| path.exists()).collect())
 }
@@ -187,6 +189,8 @@ fn check_patches(files: &[PathBuf], breaches: &mut Vec<String>) -> anyhow::Resul
     for patch in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "patch")) {
         if !crate::mutations::refresh::applies(Path::new("."), patch)? {
             breaches.push(format!("{}: does not apply: `cargo xtask mutations --refresh`", patch.display()));
+        } else if let Some(why) = crate::mutations::refresh::is_unclear(Path::new("."), patch)? {
+            breaches.push(format!("{}: {why}", patch.display()));
         }
     }
     Ok(())

@@ -39,6 +39,33 @@ pub(crate) fn applies(root: &Path, patch: &Path) -> anyhow::Result<bool> {
     Ok(git(root, &["apply", "--check", "--recount"], Some(patch))?.status.success())
 }
 
+/// Why a patch that applies may make another mistake than is meant, or none. Lines may have moved since it was written, so what it
+/// replaces is looked for in the whole file.
+pub(crate) fn is_unclear(root: &Path, patch: &Path) -> anyhow::Result<Option<String>> {
+    let text = fs::read_to_string(patch).with_context(|| format!("reading {}", patch.display()))?;
+    for file in text.split("\n--- a/").skip(1) {
+        let name = file.lines().next().unwrap_or_default();
+        let code = fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"))?;
+        let code: Vec<&str> = code.lines().collect();
+        for hunk in file.split("\n@@ ").skip(1) {
+            let hunk = hunk.split("\ndiff --git ").next().unwrap_or_default();
+            let side = |sign: char| {
+                let lines = hunk.lines().skip(1).filter(move |line| line.is_empty() || line.starts_with([' ', sign]));
+                lines.map(|line| line.get(1..).unwrap_or_default()).collect::<Vec<_>>()
+            };
+            let (old, new) = (side('-'), side('+'));
+            if old == new {
+                return Ok(Some(format!("a part of it changes nothing in {name}")));
+            }
+            let places = code.windows(old.len().max(1)).filter(|lines| *lines == old).count();
+            if places != 1 {
+                return Ok(Some(format!("a part of it fits {places} places of {name}: give it more context")));
+            }
+        }
+    }
+    Ok(None)
+}
+
 fn git(folder: &Path, words: &[&str], patch: Option<&Path>) -> anyhow::Result<Output> {
     let patch: Option<PathBuf> = patch.map(std::path::absolute).transpose()?;
     let mut command = Command::new("git");
@@ -51,6 +78,25 @@ fn git(folder: &Path, words: &[&str], patch: Option<&Path>) -> anyhow::Result<Ou
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_patch_that_fits_two_places_or_changes_nothing_is_unclear() {
+        let root = std::env::temp_dir().join(format!("transhume-unclear-{}", std::process::id()));
+        let patch = root.join("one.patch");
+        fs::create_dir_all(&root).expect("made");
+        fs::write(root.join("code"), "a\none\ntwo\nend\nb\none\ntwo\nend\nc\n").expect("written");
+        let unclear = |body: &str| {
+            let text = format!("breaks: it\n\ndiff --git a/code b/code\n--- a/code\n+++ b/code\n{body}");
+            fs::write(&patch, text).expect("written");
+            assert!(applies(&root, &patch).expect("git runs"), "{body}");
+            is_unclear(&root, &patch).expect("it is read")
+        };
+        assert_eq!(unclear("@@ -1,5 +1,5 @@\n a\n one\n-two\n+2\n end\n b\n"), None);
+        assert_eq!(unclear("@@ -2,5 +2,5 @@ fn x() {\n b\n one\n-two\n+2\n end\n c\n"), None, "it has moved");
+        assert!(unclear("@@ -6,3 +6,3 @@\n one\n-two\n+2\n end\n").expect("why").contains("2 places"));
+        assert!(unclear("@@ -5,3 +5,3 @@\n b\n one\n two\n").expect("why").contains("nothing"));
+        fs::remove_dir_all(root).expect("removed");
+    }
 
     #[test]
     fn a_patch_follows_its_line_when_what_stands_around_it_changes() {
