@@ -4,7 +4,7 @@
 mod age;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -51,10 +51,12 @@ pub(crate) struct Arguments {
 /// Runs a command and keeps what came of it.
 pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
     let root = root();
-    let changed = read_from("git", &["status", "--porcelain", "--untracked-files=no"])?;
-    let changed: Vec<&str> = changed.lines().filter(|line| !line.contains("docs/")).collect();
+    let name = &arguments.name;
+    let is_plain = name.chars().all(|letter| letter.is_alphanumeric() || letter == '-') && !name.is_empty();
+    ensure!(is_plain, "`{name}` is no name of a record: letters, digits and `-`");
+    let changed = changed()?;
     ensure!(changed.is_empty(), "a record names a commit: commit first. Changed: {}", changed.join(", "));
-    let commit = read_from("git", &["rev-parse", "--short=9", "HEAD"])?;
+    let commit = head()?;
     let date = read_from("date", &["--utc", "+%F"])?;
     let began = Instant::now();
     let (program, words) = arguments.command.split_first().context("a command is given")?;
@@ -65,10 +67,13 @@ pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
         .spawn()
         .with_context(|| format!("starting {program}"))?;
     let stdout = BufReader::new(child.stdout.take().context("it was asked for")?);
+    // Nobody may be reading any more, and not all that is printed is text: neither changes what comes of the command.
+    let mut shown = std::io::stdout();
     let (mut kept, mut last) = (Vec::new(), String::new());
-    for line in stdout.lines() {
+    for line in stdout.split(b'\n') {
         let line = line.context("reading what the command prints")?;
-        println!("{line}");
+        let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+        let _ = writeln!(shown, "{line}");
         if arguments.keep.iter().any(|text| line.starts_with(text.as_str())) {
             kept.push(line.clone());
         }
@@ -77,6 +82,10 @@ pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
         }
     }
     let status = child.wait().context("waiting for the command")?;
+    if status.success() {
+        let since = changed_since(&commit)?;
+        ensure!(since.is_empty(), "nothing is on record: the sources changed while it ran: {}", since.join(", "));
+    }
     if kept.is_empty() {
         kept.push(last);
     }
@@ -98,6 +107,26 @@ pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
     draw(false)?;
     ensure!(status.success(), "the command failed ({status}); that is on record in {}", path.display());
     Ok(())
+}
+
+/// What of the checkout is not committed, without what only documents it. A new file may be built, too.
+fn changed() -> anyhow::Result<Vec<String>> {
+    let changed = read_from("git", &["status", "--porcelain", "--", ".", ":(exclude)docs"])?;
+    Ok(changed.lines().map(str::to_owned).collect())
+}
+
+/// What was changed, or checked out, since `commit` was.
+fn changed_since(commit: &str) -> anyhow::Result<Vec<String>> {
+    let mut changed = changed()?;
+    let head = head()?;
+    if head != commit {
+        changed.push(format!("{head} is checked out, not {commit}"));
+    }
+    Ok(changed)
+}
+
+fn head() -> anyhow::Result<String> {
+    read_from("git", &["rev-parse", "--short=9", "HEAD"])
 }
 
 /// Draws the table of all records.

@@ -23,6 +23,9 @@ const MACHINES: &[&str] = &["crates/vm", "crates/hosts", "crates/preload", "crat
 /// What nobody runs in production, and covers itself alone.
 const EVERYTHING: &[&str] = &["crates"];
 
+/// What every program is built with: what it takes from others changes there.
+const BUILT_WITH: &[&str] = &["Cargo.toml", "Cargo.lock", ".cargo"];
+
 /// What a run of `command` covers.
 pub(super) fn covered_by(command: &str) -> Vec<&'static str> {
     match command {
@@ -37,12 +40,15 @@ pub(super) fn covered_by(command: &str) -> Vec<&'static str> {
 pub(super) fn show(commits_max: u64) -> anyhow::Result<()> {
     let mut outdated = Vec::new();
     for (name, record) in records()? {
+        if record["held"] != true {
+            println!("{name}: it did not hold");
+        }
         let commits = commits_since(&record)?;
         let commit = record["commit"].as_str().unwrap_or_default();
         match commits {
             Some(0) => {}
             Some(commits) => println!("{name}: {commits} commits since {commit} change what it covers"),
-            None => println!("{name}: its commit {commit} is not here"),
+            None => println!("{name}: its commit {commit} is not in the history of this one"),
         }
         if commits.is_none_or(|commits| commits > commits_max) {
             outdated.push(name);
@@ -55,14 +61,15 @@ pub(super) fn show(commits_max: u64) -> anyhow::Result<()> {
 /// How many commits have changed what `record` covers since its commit; none if that is unknown here.
 fn commits_since(record: &Value) -> anyhow::Result<Option<u64>> {
     let Some(commit) = record["commit"].as_str() else { return Ok(None) };
-    if read_from("git", &["cat-file", "-e", &format!("{commit}^{{commit}}")]).is_err() {
+    // One of another branch may have had what this one never had.
+    if read_from("git", &["merge-base", "--is-ancestor", commit, "HEAD"]).is_err() {
         return Ok(None);
     }
     let command = record["command"].as_str().unwrap_or_default();
     let stated: Vec<&str> = record["covers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let covers = if stated.is_empty() { covered_by(command) } else { stated };
     let range = format!("{commit}..HEAD");
-    let words = [&["rev-list", "--count", &range, "--"], &covers[..]].concat();
+    let words = [&["rev-list", "--count", &range, "--"], &covers[..], BUILT_WITH].concat();
     Ok(Some(read_from("git", &words)?.parse()?))
 }
 
