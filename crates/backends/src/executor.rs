@@ -54,6 +54,12 @@ impl Executor {
         Self { rings: rings.ok(), ..Self::threads() }
     }
 
+    /// From now on the helper does everything.
+    #[cfg(test)]
+    pub(crate) fn forget_rings(&mut self) {
+        self.rings = None;
+    }
+
     /// The same, with all that may wait for the one file carried out by `helped`.
     pub(crate) fn with_helper(mut self, helped: Option<HelpedFile>) -> Self {
         self.helped = helped;

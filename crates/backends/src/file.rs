@@ -34,8 +34,8 @@ use crate::helper::is_unasked;
 use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};
 
-pub use open::{Access, OpenOptions};
 pub(crate) use holes::{FOUND_BYTES_MAX, Found, find as find_holes};
+pub use open::{Access, OpenOptions};
 pub(crate) use open::{direct_alignment_of, is_in_memory, length_of, takes_one_write};
 
 /// How a backend reaches its bytes.
@@ -63,6 +63,7 @@ pub struct FileBackend {
     /// The same file through the page cache, for the partial block at an odd end.
     tail: Option<Arc<File>>,
     is_block_device: bool,
+    has_waited_for_lock: bool,
     /// How large the file is, as far as we have looked.
     size: AtomicU64,
     /// A container may grow up to this: reads past its end give zeroes, writes past its end extend it.
@@ -170,6 +171,12 @@ impl FileBackend {
     #[must_use]
     pub const fn is_block_device(&self) -> bool {
         self.is_block_device
+    }
+
+    /// Whether another server had its lock when it was opened: one that was about to end, or requests of a dead one.
+    #[must_use]
+    pub const fn has_waited_for_lock(&self) -> bool {
+        self.has_waited_for_lock
     }
 
     /// Updates the size of the volume. A file or block device that has grown is a larger volume from then on. One that

@@ -9,11 +9,11 @@
 //! and when it was made, in nanoseconds since 1970, or `-` where the file system does not say. One that names another file says nothing.
 //! Marks of earlier versions end before the number of the file, and say what they say wherever they are.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::time::UNIX_EPOCH;
 
 use rustix::fs::XattrFlags;
-
-use crate::target::FileIdentity;
 
 /// The attribute of a file that a move has brought a volume into.
 const MARK: &str = "user.transhume";
@@ -56,12 +56,12 @@ pub(crate) fn lacks_layers_mark(file: &File, generation: u64) -> bool {
 
 /// Marks `file` as what holds the volume called `volume` from `epoch` on. A file system without attributes keeps none.
 pub(crate) fn mark(file: &File, epoch: u64, volume: &str) -> std::io::Result<()> {
-    set(file, MARK, &format!("{epoch} {volume} {}", FileIdentity::of(&file.metadata()?).in_mark()))
+    set(file, MARK, &format!("{epoch} {volume} {}", name_of(&file.metadata()?)))
 }
 
 /// Marks `file` as the image of a volume with layers of `generation`. A file system without attributes keeps none.
 pub(crate) fn mark_layers(file: &File, generation: u64) -> std::io::Result<()> {
-    set(file, LAYERS, &format!("{generation} {}", FileIdentity::of(&file.metadata()?).in_mark()))
+    set(file, LAYERS, &format!("{generation} {}", name_of(&file.metadata()?)))
 }
 
 /// Takes the marks off a file that another move is to fill.
@@ -79,8 +79,25 @@ fn mark_in(file: &File, name: &str) -> Option<Mark> {
     let before = if name == MARK { 2 } else { 1 };
     let named = words.get(before..).and_then(<[&str]>::last_chunk::<2>);
     // Of a file of which nothing is known the mark is taken for its own.
-    let is_own = named.map(|named| file.metadata().map_or(true, |found| FileIdentity::of(&found).is_in_mark(*named)));
+    let is_own = named.map(|named| file.metadata().map_or(true, |found| is_named(&found, *named)));
     Some(Mark { number, is_own })
+}
+
+/// The file in a mark. Its file system has another number after the next boot, and so that is left out.
+fn name_of(found: &Metadata) -> String {
+    let born = born_ns(found).map_or_else(|| "-".to_owned(), |born| born.to_string());
+    format!("{} {born}", found.ino())
+}
+
+/// Whether a mark names the file. One host may know when it was made, and another one not.
+fn is_named(found: &Metadata, [inode, born]: [&str; 2]) -> bool {
+    let named = born.parse::<u128>().ok();
+    inode.parse() == Ok(found.ino()) && born_ns(found).zip(named).is_none_or(|(own, named)| own == named)
+}
+
+fn born_ns(found: &Metadata) -> Option<u128> {
+    let born = found.created().ok()?;
+    born.duration_since(UNIX_EPOCH).ok().map(|born| born.as_nanos())
 }
 
 fn set(file: &File, name: &str, value: &str) -> std::io::Result<()> {

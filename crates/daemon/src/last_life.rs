@@ -206,8 +206,14 @@ impl LifeNotes {
 }
 
 /// Whether somebody has changed the target of `job` since the daemon that was here before has ended, whose notes are `last_life`. `times`
-/// are those of the target as it is now.
-pub(crate) fn is_target_disturbed(last_life: &LastLife, job: &JobDocument, times: Option<ImageTimes>) -> bool {
+/// are those of the target as it is now. Until `held_until` requests of that daemon were on their way to it, and its lock with them: what
+/// was written then is its own.
+pub(crate) fn is_target_disturbed(
+    last_life: &LastLife,
+    job: &JobDocument,
+    times: Option<ImageTimes>,
+    held_until: Option<SystemTime>,
+) -> bool {
     if job.disturbed {
         return true;
     }
@@ -222,7 +228,7 @@ pub(crate) fn is_target_disturbed(last_life: &LastLife, job: &JobDocument, times
     }
     let Some(alive) = [last_life.alive, left].into_iter().flatten().min() else { return false };
     let begun = job.begun_unix_ms.unwrap_or(0).max(job.record.started_unix_ms);
-    let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun));
+    let alive = alive.max(UNIX_EPOCH + Duration::from_millis(begun)).max(held_until.unwrap_or(UNIX_EPOCH));
     let newest = alive + if job.target_was_in_use { SLACK_IN_USE } else { SLACK };
     let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let newest = i128::try_from(newest).unwrap_or(i128::MAX);
@@ -289,7 +295,7 @@ mod tests {
             let life = life(ahead);
             let is_disturbed = |milliseconds, target_was_in_use| {
                 let job = JobDocument { target_was_in_use, ..job() };
-                is_target_disturbed(&life, &job, Some(stamp(milliseconds, ahead)))
+                is_target_disturbed(&life, &job, Some(stamp(milliseconds, ahead)), None)
             };
             // What was under way as the daemon ended, and a file that nobody has touched since.
             assert!(!is_disturbed(1900, false), "{ahead}: its own write");
@@ -332,7 +338,10 @@ mod tests {
         let left = JobDocument { left_unix_ms: Some(1_001_501), left_target: life.target_of(Uuid::nil()), ..job() };
         // One that has only waited: it had nothing open.
         let waited = LastLife { alive: Some(at(600_000)), targets: BTreeMap::new() };
-        assert!(!is_target_disturbed(&waited, &left, Some(seen)));
-        assert!(is_target_disturbed(&waited, &left, Some(stamp(30_000, 40))));
+        assert!(!is_target_disturbed(&waited, &left, Some(seen), None));
+        assert!(is_target_disturbed(&waited, &left, Some(stamp(30_000, 40)), None));
+        // Requests of the dead daemon have arrived meanwhile.
+        assert!(!is_target_disturbed(&waited, &left, Some(stamp(30_000, 40)), Some(at(29_000))));
+        assert!(is_target_disturbed(&waited, &left, Some(stamp(30_000, 40)), Some(at(20_000))));
     }
 }

@@ -106,6 +106,8 @@ struct State {
     in_flight_bytes_max: u64,
     grants: u64,
     orphans: usize,
+    /// Whether something of a process that is gone has ever landed.
+    has_landed_late: bool,
     /// Grows when the power goes: what was on its way is then decided.
     power: u32,
 }
@@ -134,6 +136,7 @@ impl Disk {
             in_flight_bytes_max: 0,
             grants: 0,
             orphans: 0,
+            has_landed_late: false,
             power: 0,
         };
         let geometry =
@@ -167,6 +170,19 @@ impl Disk {
             }
             settled.await;
         }
+    }
+
+    /// Whether requests of a process that is gone are on their way: its lock is held until they have arrived.
+    #[must_use]
+    pub fn has_orphans(&self) -> bool {
+        self.state().orphans > 0
+    }
+
+    /// Whether something of a process that was gone has landed. Where nobody was there to see that it had the file locked until then,
+    /// nobody can tell it from the write of another program.
+    #[must_use]
+    pub fn has_landed_late(&self) -> bool {
+        self.state().has_landed_late
     }
 
     /// Waits until no request of whoever has it open is on its way. A file's lock is on its open file, and requests that

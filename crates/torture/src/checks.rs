@@ -43,7 +43,7 @@ fn moved(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     let kept = report["source_kept"].as_str().map(PathBuf::from);
     match (&kept, source.place) {
         // It is left as it is, for its server to keep or delete.
-        (None, Place::Server) => {}
+        (_, Place::Server) => {}
         (None, _) => ensure!(plan.delete_source, "the source was not kept: {report}"),
         (Some(kept), Place::Device) => ensure!(*kept == source.path, "a block device cannot become another: {report}"),
         (Some(kept), _) => {

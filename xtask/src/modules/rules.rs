@@ -40,6 +40,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "last_life",
             "lent_parts",
             "listeners",
+            "loss_record",
             "open_backend",
             "overlays",
             "pools",

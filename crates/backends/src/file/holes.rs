@@ -45,9 +45,8 @@ impl Found {
 
     /// What was put into `bytes`, with so many pieces.
     pub(crate) fn take(bytes: &[u8], pieces: u64) -> Self {
-        let number = |place: usize| {
-            u64::from_le_bytes(bytes[place * 8..place * 8 + 8].try_into().expect("eight bytes"))
-        };
+        let number =
+            |place: usize| u64::from_le_bytes(bytes[place * 8..place * 8 + 8].try_into().expect("eight bytes"));
         let extent = |place: usize| Extent::new(Bytes(number(place)), Bytes(number(place + 1)));
         let piece = |index: usize| {
             let place = 2 + index * 3;

@@ -34,6 +34,45 @@ async fn without_io_uring_threads_do_its_work() {
     conformance(1, make).await;
 }
 
+/// A backend with a helper that is asked for everything, or for what the kernel does not do at once.
+async fn helped(size: u64, cache: crate::CacheMode, asks_rings: bool) -> FileBackend {
+    let (_, path) = file_of(size).keep().expect("it is kept");
+    let spec = BackendSpec::file(&path).with_cache(cache);
+    let options = OpenOptions { helpers: Some(crate::Helpers::of_this_test()), ..OpenOptions::default() };
+    let mut backend = FileBackend::open(&spec, &options, &RealEnv::new()).await.expect("it opens");
+    std::fs::remove_file(&path).expect("open files may be removed");
+    if !asks_rings {
+        backend.executor.forget_rings();
+    }
+    backend
+}
+
+#[tokio::test]
+async fn helpers_do_all_that_may_wait() {
+    for (cache, asks_rings) in
+        [(crate::CacheMode::Direct, true), (crate::CacheMode::Direct, false), (crate::CacheMode::Page, true)]
+    {
+        conformance(1, async |size: Bytes| Device::new("file", helped(size.0, cache, asks_rings).await)).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_are_larger_than_a_helpers_memory_come_in_pieces() {
+    for cache in [crate::CacheMode::Direct, crate::CacheMode::Page] {
+        let backend = helped(40 << 20, cache, false).await;
+        let bytes: Vec<u8> = (0..19 << 20).map(|place: u32| (place / 4096) as u8).collect();
+        let write = |at: u64| backend.write(Mutation::data(Bytes(at), Buffer::copy_of(&bytes).freeze()));
+        let (one, other) = futures::join!(write(1 << 20), write(21 << 20));
+        one.and(other).expect("written");
+        for at in [1 << 20, 21 << 20] {
+            let read = backend.read(Bytes(at), Buffer::unpooled(bytes.len())).await.expect("read");
+            assert!(read[..] == bytes[..], "{cache:?}: what is read at {at} is not what was written");
+        }
+        let before = backend.read(Bytes::ZERO, Buffer::unpooled(1 << 20)).await.expect("read");
+        assert!(before.iter().all(|&byte| byte == 0));
+    }
+}
+
 #[tokio::test]
 async fn a_write_that_nobody_waits_for_any_more_is_carried_out() {
     let file = file_of(1 << 20);

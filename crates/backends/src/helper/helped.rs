@@ -232,13 +232,7 @@ impl Known {
     }
 
     /// Writes all of `data` from byte `start` of it on; its first byte goes to `offset` of `file`.
-    pub(crate) async fn write(
-        &self,
-        file: &Arc<File>,
-        offset: u64,
-        data: &Data,
-        mut start: usize,
-    ) -> io::Result<()> {
+    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, data: &Data, mut start: usize) -> io::Result<()> {
         let by_witness = self.0.is_witness(file);
         while start < data.len() {
             let length = (data.len() - start).min(LARGE_BYTES);
@@ -268,12 +262,7 @@ impl Known {
     }
 
     /// Has something done that is the same when it is done twice, with `bytes` in its slot.
-    async fn carry_out(
-        &self,
-        length: usize,
-        bytes: &[u8],
-        verb: impl Fn(u64) -> Verb,
-    ) -> io::Result<(Slot, u64)> {
+    async fn carry_out(&self, length: usize, bytes: &[u8], verb: impl Fn(u64) -> Verb) -> io::Result<(Slot, u64)> {
         for _ in 0..TRIES {
             if let Some((slot, outcome)) = self.0.carry_out_once(length, bytes, &verb).await {
                 return Ok((slot, outcome?));

@@ -192,7 +192,8 @@ mod tests {
     #[tokio::test]
     async fn slots_do_not_overlap_and_come_back() {
         let slots = Slots::new().expect("there is memory");
-        let theirs = Shared::of(slots.shared.as_fd().try_clone_to_owned().expect("a descriptor")).expect("it is mapped");
+        let theirs =
+            Shared::of(slots.shared.as_fd().try_clone_to_owned().expect("a descriptor")).expect("it is mapped");
         for _ in 0..2 {
             let mut all = Vec::new();
             for number in 0..SLOTS {

@@ -87,6 +87,7 @@ pub fn run_as_helper() -> Option<std::process::ExitCode> {
 /// The helpers of a process, one for each device.
 pub struct Helpers {
     program: PathBuf,
+    arguments: Vec<&'static str>,
     by_device: Mutex<HashMap<u64, Weak<Helper>>>,
 }
 
@@ -103,7 +104,18 @@ impl Helpers {
     /// Helpers that are `program`.
     #[must_use]
     pub fn of(program: PathBuf) -> Arc<Self> {
-        Arc::new(Self { program, by_device: Mutex::default() })
+        Self::with_arguments(program, vec![ARGUMENT])
+    }
+
+    fn with_arguments(program: PathBuf, arguments: Vec<&'static str>) -> Arc<Self> {
+        Arc::new(Self { program, arguments, by_device: Mutex::default() })
+    }
+
+    /// Helpers that are this program of tests.
+    #[cfg(test)]
+    pub(crate) fn of_this_test() -> Arc<Self> {
+        let arguments = vec!["--exact", "helper::tests::become_a_helper_where_the_input_is_its_socket", "--nocapture"];
+        Self::with_arguments(PathBuf::from("/proc/self/exe"), arguments)
     }
 
     fn helper(&self, device: u64) -> io::Result<Arc<Helper>> {
@@ -113,7 +125,7 @@ impl Helpers {
         if let Some(helper) = living {
             return Ok(helper);
         }
-        let helper = Helper::start(&self.program)?;
+        let helper = Helper::start(&self.program, &self.arguments)?;
         by_device.insert(device, Arc::downgrade(&helper));
         Ok(helper)
     }
@@ -155,10 +167,10 @@ enum Waiting {
 }
 
 impl Helper {
-    fn start(program: &PathBuf) -> io::Result<Arc<Self>> {
+    fn start(program: &PathBuf, arguments: &[&str]) -> io::Result<Arc<Self>> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut command = Command::new(program);
-        command.arg(ARGUMENT).stdin(Stdio::from(theirs)).stdout(Stdio::null()).env_clear().current_dir("/");
+        command.args(arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null()).env_clear().current_dir("/");
         let child = command.spawn()?;
         // The child has its own copy of the other end: this one must not keep the socket open.
         drop(command);
@@ -293,4 +305,18 @@ fn read_answers(socket: &OwnedFd, helper: &Weak<Helper>, mut child: Child) {
     }
     // It is not left behind as a zombie. A device that hangs keeps it, and this thread.
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileTypeExt;
+
+    #[test]
+    fn become_a_helper_where_the_input_is_its_socket() {
+        let input = std::fs::metadata("/proc/self/fd/0");
+        if input.is_ok_and(|input| input.file_type().is_socket()) && std::env::args().any(|word| word == "--exact") {
+            super::serve::serve();
+            std::process::exit(0);
+        }
+    }
 }

@@ -45,18 +45,6 @@ impl FileIdentity {
         Self { device: found.dev(), inode: found.ino(), born_ns, boot: this_boot() }
     }
 
-    /// As the marks of a file name it: its file system has another number after the next boot, and so it is left out.
-    pub(crate) fn in_mark(&self) -> String {
-        let born = self.born_ns.map_or_else(|| "-".to_owned(), |born| born.to_string());
-        format!("{} {born}", self.inode)
-    }
-
-    /// Whether a mark means this file. A host may not know when it was made, and another one may.
-    pub(crate) fn is_in_mark(&self, [inode, born]: [&str; 2]) -> bool {
-        let born = born.parse::<u64>().ok();
-        inode.parse() == Ok(self.inode) && self.born_ns.zip(born).is_none_or(|(own, named)| own == named)
-    }
-
     /// One that is only a number.
     pub(super) const fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, born_ns: None, boot: None }

@@ -9,6 +9,7 @@ use env::{EnvRef, RealEnv};
 use nbd::{NbdDevice, NbdUri};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::support::fuse::{self, FuseDevice};
 use crate::support::load::Load;
 use crate::support::{HANG, World, same};
 
@@ -129,4 +130,72 @@ fn helpers_that_are_killed_while_a_guest_flushes_cost_it_nothing() {
     let log = world.log();
     assert!(!log.contains("a sync failed"), "{log}");
     same(&image, &load.finish());
+}
+
+/// Reads and writes that wait for a device which does not answer, in a thread that waits for them.
+fn leave_requests(uri: &str) {
+    let uri = uri.to_owned();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+        runtime.block_on(async {
+            let env: EnvRef = Arc::new(RealEnv::new());
+            let uri: NbdUri = uri.parse().expect("an address");
+            let Ok(device) = NbdDevice::connect(&uri, &env).await else { return };
+            let requests = (0..8_u64).map(async |number| {
+                // Parts of blocks: the page cache has to fetch the rest of each.
+                let place = Bytes((number * 2 + 1) * 262_144 + 512);
+                let write = device.write(Mutation::data(place, Data::copy_of(&[7; 1024])));
+                let read = device.read(place + Bytes(131_072), block::Buffer::unpooled(65536));
+                // They fail when the daemon is killed.
+                let _ = futures::join!(write, read);
+            });
+            futures::future::join_all(requests).await;
+        });
+    });
+}
+
+/// A device hangs with reads and writes under way, and the daemon is killed. It has ended at once, and so the next one serves
+/// all others, without a word of anybody. The hung volume is served again when its device answers.
+fn others_are_served_beside(hung: impl Fn(&World, &FuseDevice) -> PathBuf) {
+    if let Some(why) = fuse::is_missing() {
+        eprintln!("left out: {why}");
+        return;
+    }
+    let mut world = World::new();
+    let far = FuseDevice::new(&world, 16 << 20);
+    let hung = world.attach("hung", &hung(&world, &far));
+    let other = world.attach("other", &world.image("other.img", 1 << 20, 65536));
+    use_volume(&hung);
+    use_volume(&other);
+    far.stop();
+    leave_requests(&hung);
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = world.pid();
+    let start = Instant::now();
+    world.kill();
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "something of the daemon waits for the device");
+    world.start();
+    use_volume(&other);
+    // The API is there after the five seconds that a start gives a device.
+    assert!(start.elapsed() < Duration::from_secs(15), "others waited for {:?}", start.elapsed());
+    far.go_on();
+    wait_until("the device answers", || {
+        let volumes = world.json(&["volume", "ls"]);
+        volumes.as_array().expect("a list").iter().all(|volume| volume["state"] == "serving")
+    });
+    use_volume(&hung);
+    world.kill();
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_behind_in_a_device_whose_pages_have_to_be_read() {
+    others_are_served_beside(|_, far| PathBuf::from(format!("{},cache=page", far.device)));
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_behind_in_a_file_system_that_does_not_answer() {
+    others_are_served_beside(|world, _| {
+        let image = world.image("behind/near.img", 16 << 20, 65536);
+        world.path("fuse").join(image.file_name().expect("a name"))
+    });
 }

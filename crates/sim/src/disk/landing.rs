@@ -125,6 +125,7 @@ impl Disk {
                 if lands {
                     world.fault("late-landing", format_args!("{} {:?}", disk.name(), part.extent));
                     disk.land(&mutation, part.extent, power);
+                    disk.state().has_landed_late = true;
                 }
             }
             let mut state = disk.state();

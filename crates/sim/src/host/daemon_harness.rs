@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use ::daemon::{Location, VolumeDocument};
 use api::v1::{
-    AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Schedule, Strategy, Verify,
+    AttachRequest, ErrorCode, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Schedule, Strategy, Verify,
 };
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
@@ -465,6 +465,8 @@ impl Host {
             let (host, process, core, is_over) = looking;
             host.look_on(&process, &core, target, &is_over).await;
         });
+        let (host, process_core, told) = (self.clone(), core.clone(), Arc::clone(&is_over));
+        process.look_on(async move { host.give_the_word(&process_core, target, &told).await });
         over.await;
         is_over.store(true, Ordering::Relaxed);
         self.shared.now.lock().control = None;
@@ -499,6 +501,23 @@ impl Host {
     }
 
     /// Looks at a job until `is_over`.
+    /// An operator, who says that a move goes on that waits for a word. That is only asked for where a write of a dead daemon has landed
+    /// while nobody was there to see it: otherwise the move waits for ever, and the run fails.
+    async fn give_the_word(&self, core: &::daemon::Core, target: usize, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Relaxed) {
+            self.shared.world.sleep(Duration::from_secs(1)).await;
+            let waits = core.jobs().iter().any(|job| {
+                job.state == JobState::Paused
+                    && job.error.as_ref().is_some_and(|error| error.code == ErrorCode::WrongState)
+            });
+            if waits && self.shared.sides[target].has_landed_late() {
+                self.shared.world.event(format_args!("the operator says that the move goes on"));
+                // The daemon may be about to end.
+                let _ = core.steer(self.name(), "resume").await;
+            }
+        }
+    }
+
     async fn look_on(&self, process: &Process, core: &::daemon::Core, target: usize, is_over: &AtomicBool) {
         let mut pause = Duration::from_micros(50);
         let control = loop {
