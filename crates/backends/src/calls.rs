@@ -1,7 +1,8 @@
 //! Calls of the system that are repeated when a signal interrupts them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 
 use block::Extent;
 use rustix::fs::FallocateFlags;
@@ -79,4 +80,19 @@ fn go_on_with(length: usize, mut call: impl FnMut(usize) -> io::Result<usize>) -
         }
     }
     Ok(done as u64)
+}
+
+/// How large the file or block device is.
+pub(crate) fn size_of(file: &File, is_block_device: bool) -> io::Result<u64> {
+    if is_block_device {
+        // A block device's metadata says nothing about its size.
+        let mut file = file;
+        return file.seek(SeekFrom::End(0));
+    }
+    Ok(file.metadata()?.len())
+}
+
+/// The same for whatever it is.
+pub(crate) fn length_of(file: &File) -> io::Result<u64> {
+    size_of(file, file.metadata()?.file_type().is_block_device())
 }

@@ -10,9 +10,9 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
-use crate::calls::{allocate, read_full, retry, write_full};
-use crate::file::{Found, find_holes, length_of};
+use crate::calls::{allocate, length_of, read_full, retry, write_full};
 use crate::helper::{HelpedFile, Known};
+use crate::holes::{Found, find_holes};
 use crate::ring::{Request, Rings};
 
 /// How many requests of one backend wait in threads at once.

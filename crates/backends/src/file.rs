@@ -28,15 +28,14 @@ use block::{
 use parking_lot::Mutex;
 
 use crate::SourceIdentity;
-use crate::calls::{read_full, write_full};
+use crate::calls::{read_full, size_of, write_full};
 use crate::executor::{Executor, read_cached, write_cached};
 use crate::helper::is_unasked;
 use crate::in_place::in_place;
 use crate::{PreparedTarget, TargetError};
 
-pub(crate) use holes::{FOUND_BYTES_MAX, Found, find as find_holes};
+pub(crate) use open::direct_alignment_of;
 pub use open::{Access, OpenOptions};
-pub(crate) use open::{direct_alignment_of, is_in_memory, length_of, takes_one_write};
 
 /// How a backend reaches its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -376,7 +375,7 @@ impl FileBackend {
         if !self.may_be_cut() {
             return Ok(());
         }
-        self.judge_length(size, open::size_of(&self.file, false))
+        self.judge_length(size, size_of(&self.file, false))
     }
 
     const fn may_be_cut(&self) -> bool {

@@ -7,7 +7,9 @@
 mod calls;
 mod executor;
 mod file;
+mod file_system;
 mod helper;
+mod holes;
 mod image;
 mod in_place;
 mod lock;

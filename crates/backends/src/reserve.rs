@@ -7,7 +7,7 @@ use block::Bytes;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::file::is_in_memory;
+use crate::file_system::is_in_memory;
 
 /// Reserves the space of the first `length` bytes of a file, which read as before. False where the file system cannot
 /// do that, and in memory, where it would take what nobody may ever write.

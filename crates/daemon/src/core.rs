@@ -189,7 +189,7 @@ impl Core {
     /// # Errors
     /// As the API's `move`.
     pub async fn start_move(&self, volume: &str, request: MoveRequest) -> Result<Job> {
-        self.daemon.start_move(&Peer::default(), volume, request).await
+        Box::pin(self.daemon.start_move(&Peer::default(), volume, request)).await
     }
 
     /// The same, with options that the API does not offer: `tune` changes what follows from the request.

@@ -1,62 +1,15 @@
-//! Where a file has data: `SEEK_DATA` and `SEEK_HOLE`, a bounded number of calls a question.
+//! What the backend says of its holes, and what it remembers of them.
 //!
 //! In memory `SEEK_HOLE` goes from page to page and keeps writers out meanwhile: 10 ms for a GiB without a hole. So a
 //! file that is allocated whole is not asked. It may read as zeroes in places, which a reader sees.
-//!
-//! What lies behind the end of a file is a hole only where the volume may be longer than its file. Otherwise those bytes
-//! are lost: they are data that cannot be read, so that nobody takes them for zeroes.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
-
-use block::{Bytes, Extent, ExtentState, ExtentStatus, IoFuture, ready};
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 use std::sync::Arc;
 
+use block::{Bytes, Extent, ExtentState, ExtentStatus, IoFuture, ready};
+
 use super::{Engine, FileBackend};
-
-/// How many pieces one answer has at most; each costs two system calls.
-const PIECES_MAX: usize = 64;
-
-/// What was found: the pieces, and the last run of data to its very end, which may lie past the extent asked about.
-pub(crate) struct Found {
-    pieces: Vec<ExtentStatus>,
-    data_run: Option<Extent>,
-}
-
-/// The run of data, and the pieces, each with what it is.
-pub(crate) const FOUND_BYTES_MAX: usize = 16 + PIECES_MAX * 24;
-
-impl Found {
-    /// Puts it into `bytes`, for a process that is the same program; how many pieces there are.
-    pub(crate) fn put(&self, bytes: &mut [u8]) -> u64 {
-        let run = self.data_run.unwrap_or(Extent::new(Bytes::ZERO, Bytes::ZERO));
-        let pieces = self.pieces.iter().flat_map(|piece| {
-            [piece.extent.offset.0, piece.extent.length.0, u64::from(piece.state == ExtentState::Hole)]
-        });
-        let numbers = [run.offset.0, run.length.0].into_iter().chain(pieces);
-        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
-            place.copy_from_slice(&number.to_le_bytes());
-        }
-        self.pieces.len() as u64
-    }
-
-    /// What was put into `bytes`, with so many pieces.
-    pub(crate) fn take(bytes: &[u8], pieces: u64) -> Self {
-        let number =
-            |place: usize| u64::from_le_bytes(bytes[place * 8..place * 8 + 8].try_into().expect("eight bytes"));
-        let extent = |place: usize| Extent::new(Bytes(number(place)), Bytes(number(place + 1)));
-        let piece = |index: usize| {
-            let place = 2 + index * 3;
-            let state = if number(place + 2) == 0 { ExtentState::Data } else { ExtentState::Hole };
-            ExtentStatus { extent: extent(place), state }
-        };
-        let data_run = Some(extent(0)).filter(|run| !run.is_empty());
-        Self { pieces: (0..pieces as usize).map(piece).collect(), data_run }
-    }
-}
+use crate::holes::{Found, all_data, find_holes, is_allocated};
 
 impl FileBackend {
     /// Cuts `extent` out of the run of data that is remembered, and keeps the larger rest: finding the end of a long
@@ -100,72 +53,8 @@ impl FileBackend {
         let file = Arc::clone(&self.file);
         let look = move || match is_allocated(&file, extent)? {
             true => Ok(all_data(extent)),
-            false => find(&file, extent, unit.into(), may_be_short),
+            false => find_holes(&file, extent, unit.into(), may_be_short),
         };
         self.executor.run(look).await
     }
-}
-
-/// Whether the file, which holds all of `extent`, has as many blocks as bytes.
-fn is_allocated(file: &File, extent: Extent) -> io::Result<bool> {
-    let metadata = file.metadata()?;
-    Ok(metadata.blocks() * 512 >= metadata.len() && extent.end().0 <= metadata.len())
-}
-
-/// Not remembered as a run of data: holes may be punched without our knowing.
-fn all_data(extent: Extent) -> Found {
-    Found { pieces: vec![ExtentStatus { extent, state: ExtentState::Data }], data_run: None }
-}
-
-/// The first byte of data at or after `offset`, or `None` if none follows.
-fn next_data(file: &File, offset: Bytes) -> io::Result<Option<Bytes>> {
-    match rustix::fs::seek(file, SeekFrom::Data(offset.0)) {
-        Ok(start) => Ok(Some(Bytes(start))),
-        Err(Errno::NXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The first byte of a hole at or after `offset`; the file may have been changed since data was found there.
-fn next_hole(file: &File, offset: Bytes) -> io::Result<Bytes> {
-    match rustix::fs::seek(file, SeekFrom::Hole(offset.0)) {
-        Ok(start) => Ok(Bytes(start)),
-        Err(Errno::NXIO) => Ok(offset),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn end_of(file: &File) -> io::Result<Bytes> {
-    file.metadata().map(|found| Bytes(found.len()))
-}
-
-/// Pieces begin and end at multiples of `unit`, so that each can be read as it is. Behind the end of a file that may not be
-/// shorter than its volume nothing is a hole.
-pub(crate) fn find(file: &File, extent: Extent, unit: u64, may_be_short: bool) -> io::Result<Found> {
-    let mut found = Found { pieces: Vec::new(), data_run: None };
-    let mut next = extent.offset;
-    while next < extent.end() && found.pieces.len() < PIECES_MAX {
-        let data = match next_data(file, next)? {
-            None if !may_be_short && end_of(file)? < extent.end() => end_of(file)?.align_down(unit),
-            data => data.map_or(extent.end(), |data| data.align_down(unit)),
-        };
-        let data = data.clamp(next, extent.end());
-        if data > next {
-            found.pieces.push(ExtentStatus { extent: Extent::between(next, data), state: ExtentState::Hole });
-        }
-        if data < extent.end() {
-            let mut hole = next_hole(file, data)?.max(data + Bytes(1)).align_up(unit);
-            if !may_be_short && hole < extent.end() && hole >= end_of(file)? {
-                hole = extent.end();
-            }
-            let run = Extent::between(data, hole);
-            let part = Extent::between(data, hole.min(extent.end()));
-            found.pieces.push(ExtentStatus { extent: part, state: ExtentState::Data });
-            found.data_run = Some(run);
-            next = part.end();
-        } else {
-            next = data;
-        }
-    }
-    Ok(found)
 }

@@ -1,7 +1,6 @@
 //! Opening: what kind of file it is, and which engine suits it.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,24 +10,15 @@ use std::time::Duration;
 use block::{BLOCK_BYTES, Bytes, Error, ErrorKind, Geometry, Result};
 use env::Env;
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, StatxFlags};
 
 use super::{Engine, FileBackend, Latch, zeroes};
+use crate::calls::size_of;
 use crate::executor::Executor;
+use crate::file_system::{has_lengths_in_memory, is_in_memory};
 use crate::helper::{HelpedFile, Helpers};
 use crate::lock::{Strength, lock_for_serving};
 use crate::{BackendSpec, CacheMode};
-
-/// `TMPFS_MAGIC`.
-const TMPFS: i64 = 0x0102_1994;
-/// `RAMFS_MAGIC`.
-const RAMFS: i64 = 0x8584_58f6;
-/// `EXT4_SUPER_MAGIC`, and that of its elders.
-const EXT4: i64 = 0xef53;
-/// `XFS_SUPER_MAGIC`.
-const XFS: i64 = 0x5846_5342;
-/// `BTRFS_SUPER_MAGIC`.
-const BTRFS: i64 = 0x9123_683e;
 
 /// The largest read or data write: what the NBD protocol's clients send at most, and the largest buffer.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
@@ -239,42 +229,6 @@ fn open_at(path: &Path, writable: bool, direct: bool) -> Result<File> {
         };
         Error::from_os(error, format!("opening {}{mode}", path.display()))
     })
-}
-
-/// How large the file or block device is.
-pub(super) fn size_of(file: &File, is_block_device: bool) -> std::io::Result<u64> {
-    if is_block_device {
-        // A block device's metadata says nothing about its size.
-        let mut file = file;
-        return file.seek(SeekFrom::End(0));
-    }
-    Ok(file.metadata()?.len())
-}
-
-/// The same for whatever it is.
-pub(crate) fn length_of(file: &File) -> std::io::Result<u64> {
-    size_of(file, file.metadata()?.file_type().is_block_device())
-}
-
-/// Whether the kernel lets one write of this file in at a time, if it has to allocate or goes through the page cache.
-pub(crate) fn takes_one_write(file: &File) -> bool {
-    let is_file = file.metadata().is_ok_and(|found| found.is_file());
-    let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as i64);
-    let is_direct = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
-    is_file && (kind == EXT4 || [XFS, BTRFS].contains(&kind) && !is_direct)
-}
-
-/// Whether the file system keeps its files in memory. Not to be asked of a block device: its node may be on a tmpfs.
-pub(crate) fn is_in_memory(file: &File) -> std::io::Result<bool> {
-    let kind = rustix::fs::fstatfs(file)?.f_type as i64;
-    Ok(kind == TMPFS || kind == RAMFS)
-}
-
-/// Whether the file system says how long a file is without waiting for anything: it has the lengths of open files in
-/// memory, and nobody else has others. All others may ask a server, which may never answer.
-fn has_lengths_in_memory(file: &File) -> std::io::Result<bool> {
-    let kind = rustix::fs::fstatfs(file)?.f_type as i64;
-    Ok([TMPFS, RAMFS, EXT4, XFS, BTRFS].contains(&kind))
 }
 
 impl Alignment {

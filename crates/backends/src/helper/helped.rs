@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::memory::{LARGE_BYTES, Slot};
 use super::message::Verb;
 use super::{CLOSE_LIMIT, HOLES_BYTES, Helper, Helpers, device_of};
-use crate::file::Found;
+use crate::holes::Found;
 
 /// How many helpers are asked in turn.
 const TRIES: u32 = 3;

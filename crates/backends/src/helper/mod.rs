@@ -76,7 +76,7 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(100);
 /// How long after one of its sockets has ended the others of a helper may still be open.
 const END_LIMIT_MS: u32 = 1000;
 /// What an answer about holes takes of a slot at most.
-const HOLES_BYTES: usize = crate::file::FOUND_BYTES_MAX;
+const HOLES_BYTES: usize = crate::holes::FOUND_BYTES_MAX;
 
 /// Becomes a helper, if this process was started as one; gives what it exits with then.
 #[must_use]

@@ -18,8 +18,9 @@ use rustix::net::{SendFlags, send};
 
 use super::memory::{SLOTS, Shared};
 use super::message::{Answer, Message, Verb, receive_message};
-use crate::calls::{allocate, read_some, retry, write_some};
-use crate::file::{find_holes, length_of, takes_one_write};
+use crate::calls::{allocate, length_of, read_some, retry, write_some};
+use crate::file_system::takes_one_write;
+use crate::holes::find_holes;
 
 /// How long a request waits for its file, which was sent before it by another way.
 const FILE_LIMIT: Duration = Duration::from_secs(1);

@@ -81,7 +81,7 @@ impl Disk {
     pub(crate) fn differs_from_copy(&self) -> bool {
         let state = self.state();
         let Some(earlier) = &state.away.earlier else { return false };
-        let is_owners = |block: &[u8]| OWNERS_MAGIC.iter().any(|magic| block.starts_with(*magic));
+        let is_owners = |block: &[u8]| OWNERS_MAGIC.iter().any(|magic| block.starts_with(magic));
         let [before, now] = [earlier, &state.medium].map(|medium| medium.bytes().chunks(BLOCK_BYTES as usize));
         let mut pairs = before.zip(now);
         pairs.any(|(before, now)| before != now && !(is_owners(before) && is_owners(now)))
