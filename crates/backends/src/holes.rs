@@ -11,7 +11,7 @@ use block::{Bytes, Extent, ExtentState, ExtentStatus};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// How many pieces one answer has at most; each costs two system calls.
+/// An answer with so many pieces gets no more; each costs two system calls.
 const PIECES_MAX: usize = 64;
 
 /// What was found: the pieces, and the last run of data to its very end, which may lie past the extent asked about.
@@ -21,7 +21,9 @@ pub(crate) struct Found {
 }
 
 /// The run of data, and the pieces, each with what it is.
-pub(crate) const FOUND_BYTES_MAX: usize = 16 + PIECES_MAX * 24;
+pub(crate) const FOUND_BYTES_MAX: usize = FOUND_HEAD_BYTES + (PIECES_MAX + 1) * FOUND_PIECE_BYTES;
+const FOUND_HEAD_BYTES: usize = 16;
+const FOUND_PIECE_BYTES: usize = 24;
 
 impl Found {
     /// Puts it into `bytes`, for a process that is the same program; how many pieces there are.
@@ -30,6 +32,8 @@ impl Found {
         let pieces = self.pieces.iter().flat_map(|piece| {
             [piece.extent.offset.0, piece.extent.length.0, u64::from(piece.state == ExtentState::Hole)]
         });
+        let length = FOUND_HEAD_BYTES + self.pieces.len() * FOUND_PIECE_BYTES;
+        assert!(length <= bytes.len(), "{} pieces do not fit {} bytes", self.pieces.len(), bytes.len());
         let numbers = [run.offset.0, run.length.0].into_iter().chain(pieces);
         for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
@@ -114,4 +118,31 @@ pub(crate) fn find_holes(file: &File, extent: Extent, unit: u64, may_be_short: b
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_with_as_many_pieces_as_there_may_be_comes_as_it_was_put() {
+        const STEP: u64 = 64 << 10;
+        for first in [0, STEP] {
+            let file = tempfile::tempfile_in("/var/tmp").expect("a file on disk");
+            file.set_len(200 * STEP).expect("it is extended");
+            for number in 0..90 {
+                file.write_all_at(&[7; 4096], first + number * 2 * STEP).expect("written");
+            }
+            for length in [1, 3, 64, 65, 200] {
+                let extent = Extent::new(Bytes::ZERO, Bytes(length * STEP));
+                let found = find_holes(&file, extent, 512, false).expect("it is found");
+                let mut bytes = vec![0; FOUND_BYTES_MAX];
+                let count = found.put(&mut bytes);
+                let taken = Found::take(&bytes, count);
+                assert_eq!((taken.pieces, taken.data_run), (found.pieces, found.data_run), "{first} {length}");
+            }
+        }
+    }
 }
