@@ -10,24 +10,9 @@ use nbd::{NbdDevice, NbdUri};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::fuse::{self, FuseDevice};
+use crate::support::helpers::{helpers_of, name_of};
 use crate::support::load::Load;
 use crate::support::{HANG, World, same};
-
-/// The helpers of the process `pid`.
-fn helpers_of(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
-    let children = children.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    let children: Vec<u32> = children.flat_map(|line| numbers(&line)).collect();
-    children.into_iter().filter(|child| name_of(*child) == "transhume-sync").collect()
-}
-
-fn numbers(line: &str) -> Vec<u32> {
-    line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
-}
-
-fn name_of(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
-}
 
 /// The files that a process has open.
 fn open_files(pid: u32) -> Vec<PathBuf> {

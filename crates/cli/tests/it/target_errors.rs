@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::helpers::helpers_of;
 use crate::support::load::Load;
 use crate::support::{HANG, World, signal, target};
 
@@ -16,7 +17,10 @@ impl Tampering {
     /// Calls on `path`, as `injections` say (`CALLS:error=ERROR[:when=NUMBERS]`). Numbers count in each thread.
     fn with(world: &World, path: &Path, injections: &[&str]) -> Self {
         let mut command = Command::new("strace");
-        command.args(["-f", "-p", &world.pid().to_string(), "-P"]).arg(path);
+        // What may wait for a disk is called by the helper of its device.
+        let processes = std::iter::once(world.pid()).chain(helpers_of(world.pid()));
+        command.args(processes.flat_map(|process| ["-p".to_owned(), process.to_string()]));
+        command.args(["-f", "-P"]).arg(path);
         let calls: Vec<&str> = injections.iter().filter_map(|injection| injection.split(':').next()).collect();
         command.arg(format!("-etrace={}", calls.join(",")));
         command.args(injections.iter().map(|injection| format!("-einject={injection}")));

@@ -5,6 +5,7 @@
 
 pub(crate) mod cached;
 pub(crate) mod fuse;
+pub(crate) mod helpers;
 pub(crate) mod left_behind;
 pub(crate) mod load;
 pub(crate) mod pair;
