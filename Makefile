@@ -55,11 +55,15 @@ long-tests: CHORE = $(CARGO) xtask test --long
 long-covers: CHORE = $(CARGO) xtask sim --covers --seeds 0..100
 long-seeds: CHORE = $(CARGO) xtask sim --seeds $(LONG_SEEDS)
 long-torture: CHORE = $(CARGO) xtask torture --cycles 200
+long-torture: KEEP = --keep "200 cycles" --keep blows --keep strategies --keep occurred
 long-torture-hosts: CHORE = $(CARGO) xtask torture-hosts --cycles 100
+long-torture-hosts: KEEP = --keep "100 cycles" --keep blows
 long-torture-vms: CHORE = $(CARGO) xtask torture-vms --cycles 60
-long-fuzz: CHORE = $(MAKE) fuzz MINUTES=$(words $(FUZZ))
+long-torture-vms: KEEP = --keep "60 cycles" --keep moves --keep blows
+long-fuzz: CHORE = $(MAKE) --no-print-directory fuzz MINUTES=$(words $(FUZZ))
+long-fuzz: KEEP = --keep fuzzing --keep Done
 $(LONG): setup
-	$(CARGO) xtask record --name $@ -- $(CHORE)
+	$(CARGO) xtask record --name $@ $(KEEP) -- $(CHORE)
 
 # Its packages would replace the distribution's QEMU: they are unpacked, not installed.
 QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10
