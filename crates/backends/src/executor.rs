@@ -11,7 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
 use crate::calls::{allocate, length_of, read_full, retry, write_full};
-use crate::helper::{HelpedFile, Known};
+use crate::helper::{HelpedFile, Known, is_unasked};
 use crate::holes::{Found, find_holes};
 use crate::ring::{Request, Rings};
 
@@ -102,7 +102,10 @@ impl Executor {
             self.reads.note_waiting();
         }
         if let Some(helper) = self.helper() {
-            return helper.read(file, offset, buffer, start).await;
+            match helper.read(file, offset, &mut buffer, start).await {
+                Err(error) if is_unasked(&error) => {}
+                outcome => return outcome.map(|filled| (buffer, filled)),
+            }
         }
         let Some(rings) = &self.rings else {
             let file = Arc::clone(file);
@@ -128,8 +131,12 @@ impl Executor {
             self.writes.note_waiting();
         }
         if let Some(helper) = self.helper() {
-            helper.write(file, offset, &data, start).await?;
-            return if fua { self.sync(file).await } else { Ok(()) };
+            match helper.write(file, offset, &data, start).await {
+                // Then nothing of it is under way, and it is done here rather than not at all.
+                Err(error) if is_unasked(&error) => {}
+                Ok(()) if fua => return self.sync(file).await,
+                outcome => return outcome,
+            }
         }
         let Some(rings) = &self.rings else {
             let file = Arc::clone(file);
@@ -147,7 +154,10 @@ impl Executor {
     /// How long the file or block device is.
     pub(crate) async fn length(&self, file: &Arc<File>) -> io::Result<u64> {
         if let Some(helper) = self.helper() {
-            return helper.length().await;
+            match helper.length().await {
+                Err(error) if is_unasked(&error) => {}
+                outcome => return outcome,
+            }
         }
         let file = Arc::clone(file);
         self.run(move || length_of(&file)).await
@@ -162,7 +172,10 @@ impl Executor {
         may_be_short: bool,
     ) -> io::Result<Found> {
         if let Some(helper) = self.helper() {
-            return helper.holes(extent, unit, may_be_short).await;
+            match helper.holes(extent, unit, may_be_short).await {
+                Err(error) if is_unasked(&error) => {}
+                outcome => return outcome,
+            }
         }
         let file = Arc::clone(file);
         self.run(move || find_holes(&file, extent, unit.into(), may_be_short)).await

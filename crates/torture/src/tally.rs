@@ -78,7 +78,10 @@ impl Tally {
         let listed = |counts: &mut dyn Iterator<Item = String>| counts.collect::<Vec<_>>().join(", ");
         println!("blows: {}", listed(&mut self.faults.iter().map(|(fault, count)| format!("{fault} {count}"))));
         if !self.strategies.is_empty() {
-            println!("strategies: {}", listed(&mut self.strategies.iter().map(|(name, count)| format!("{name} {count}"))));
+            println!(
+                "strategies: {}",
+                listed(&mut self.strategies.iter().map(|(name, count)| format!("{name} {count}")))
+            );
         }
         if !self.occurred.is_empty() {
             println!("occurred: {}", listed(&mut self.occurred.iter().map(|(what, count)| format!("{what} {count}"))));

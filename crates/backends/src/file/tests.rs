@@ -36,15 +36,31 @@ async fn without_io_uring_threads_do_its_work() {
 
 /// A backend with a helper that is asked for everything, or for what the kernel does not do at once.
 async fn helped(size: u64, cache: crate::CacheMode, asks_rings: bool) -> FileBackend {
-    let (_, path) = file_of(size).keep().expect("it is kept");
-    let spec = BackendSpec::file(&path).with_cache(cache);
-    let options = OpenOptions { helpers: Some(crate::Helpers::of_this_test()), ..OpenOptions::default() };
-    let mut backend = FileBackend::open(&spec, &options, &RealEnv::new()).await.expect("it opens");
-    std::fs::remove_file(&path).expect("open files may be removed");
+    let mut backend = helped_by(crate::Helpers::of_this_test(), size, cache).await;
     if !asks_rings {
         backend.executor.forget_rings();
     }
     backend
+}
+
+async fn helped_by(helpers: Arc<crate::Helpers>, size: u64, cache: crate::CacheMode) -> FileBackend {
+    let (_, path) = file_of(size).keep().expect("it is kept");
+    let spec = BackendSpec::file(&path).with_cache(cache);
+    let options = OpenOptions { helpers: Some(helpers), ..OpenOptions::default() };
+    let backend = FileBackend::open(&spec, &options, &RealEnv::new()).await.expect("it opens");
+    std::fs::remove_file(&path).expect("open files may be removed");
+    backend
+}
+
+#[tokio::test]
+async fn where_no_helper_lives_long_enough_the_requests_are_carried_out_here() {
+    let backend = helped_by(crate::Helpers::of("/bin/false".into()), 1 << 20, crate::CacheMode::Direct).await;
+    let data = Buffer::copy_of(&[7; 65536]).freeze();
+    backend.write(Mutation::data(Bytes(65536), data)).await.expect("written");
+    let read = backend.read(Bytes(65536), Buffer::unpooled(65536)).await.expect("read");
+    assert!(read.iter().all(|&byte| byte == 7));
+    let found = backend.extents(Extent::new(Bytes::ZERO, Bytes(1 << 20))).await.expect("it is found");
+    assert_eq!(found.len(), 3, "{found:?}");
 }
 
 #[tokio::test]

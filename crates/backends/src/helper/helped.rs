@@ -207,9 +207,9 @@ impl Known {
         &self,
         file: &Arc<File>,
         offset: u64,
-        mut buffer: Buffer,
+        buffer: &mut Buffer,
         mut start: usize,
-    ) -> io::Result<(Buffer, usize)> {
+    ) -> io::Result<usize> {
         let by_witness = self.0.is_witness(file);
         let begin = start;
         while start < buffer.len() {
@@ -228,7 +228,7 @@ impl Known {
                 Err(error) => return Err(error),
             }
         }
-        Ok((buffer, start))
+        Ok(start)
     }
 
     /// Writes all of `data` from byte `start` of it on; its first byte goes to `offset` of `file`.
