@@ -132,9 +132,10 @@ impl Plan {
         if self.strategy == "snapshot" && !takes_overlays { "mirror" } else { self.strategy }
     }
 
-    /// Whether a surrogate serves the guest of a move from `source`: not where the strategy takes the guest's writes itself.
+    /// Whether a surrogate serves the guest of a move from `source`: not where the strategy takes the guest's writes itself, and not where
+    /// another server has the disk.
     pub(crate) fn surrogate_from(&self, source: Place) -> bool {
-        self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper")
+        self.surrogate && source != Place::Server && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper")
     }
 
     /// Has a cache instead of what it would have in its place.
