@@ -493,6 +493,8 @@ where
             return false;
         }
         let received = match &mut self.inbound {
+            // It is all here, and begins once the replies before it are on their way: a read without room would look like the end.
+            Inbound::Payload(_, buffer, filled) if *filled == buffer.len() => return false,
             Inbound::Payload(_, buffer, filled) if self.inbox.filled().is_empty() => {
                 let mut room = ReadBuf::new(&mut buffer[*filled..]);
                 let polled = Pin::new(&mut self.stream).poll_read(task, &mut room);

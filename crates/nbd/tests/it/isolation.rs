@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::common::{Raw, enter, memory, only};
 use block::{Buffer, BufferPool, Bytes, Device, Filter, IoFuture, MemDevice, Mutation};
-use tokio::io::{AsyncReadExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use transhume_nbd::protocol::Command;
+use transhume_nbd::protocol::{Command, Request};
 use transhume_nbd::server::{End, Summary};
 use transhume_nbd::{Export, Exports};
 
@@ -189,4 +189,34 @@ async fn a_pool_of_one_page_serves_requests_of_a_page() {
         enter(&only(Export::new("disk", BufferPool::new(Bytes(4096)), move || device.clone()))).await;
     assert_eq!(raw.write(0, &[3; 4096]).await, None);
     assert_eq!(raw.read(0, 4096).await, [3; 4096]);
+}
+
+/// A write whose payload is all here waits while replies fill what the connection sends: nothing is read for it then.
+#[tokio::test(start_paused = true)]
+async fn large_reads_and_writes_beside_each_other_are_all_answered() {
+    const LENGTH: u32 = 1 << 20;
+    let (raw, _server) = enter(&export_over(&BufferPool::new(POOL), Duration::from_millis(2))).await;
+    let (mut reader, mut writer) = tokio::io::split(raw.stream);
+    let saying = tokio::spawn(async move {
+        for cookie in 0..100_u64 {
+            let command = if cookie % 2 == 0 { Command::Read } else { Command::Write };
+            let offset = Bytes(cookie / 2 % 32 * u64::from(LENGTH));
+            let request = Request { flags: 0, command, cookie, offset, length: LENGTH };
+            writer.write_all(&request.to_bytes()).await.expect("the server listens");
+            if command == Command::Write {
+                for piece in vec![cookie as u8; LENGTH as usize].chunks(64 << 10) {
+                    writer.write_all(piece).await.expect("the server listens");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+        }
+        writer
+    });
+    let mut listener = Raw { stream: tokio::io::join(&mut reader, tokio::io::sink()) };
+    for _ in 0..100 {
+        // Slower than the requests come.
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        assert_eq!(listener.answer(0).await.error, None);
+    }
+    saying.await.expect("no panic");
 }
