@@ -119,14 +119,15 @@ impl Executor {
         outcome.map(|()| (buffer, filled))
     }
 
-    /// Writes all of `data`, durably if `fua`.
-    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, mut data: Data, fua: bool) -> io::Result<()> {
+    /// Writes all of `data`. If it is to be durable, as `fua` says, gives whether it is: otherwise a sync has to follow, which the caller
+    /// asks for, and hears of as of any other.
+    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, mut data: Data, fua: bool) -> io::Result<bool> {
         let mut start = 0;
         if let Some(rings) = self.rings_for(file, &self.writes) {
             let (back, written, outcome) = write_by_ring(rings, file, offset, data, fua, Waiting::Refused).await;
             match outcome {
                 Err(error) if would_wait(&error) => (data, start) = (back, written),
-                outcome => return outcome.inspect(|()| self.writes.note_prompt()),
+                outcome => return outcome.inspect(|()| self.writes.note_prompt()).map(|()| fua),
             }
             self.writes.note_waiting();
         }
@@ -134,15 +135,14 @@ impl Executor {
             match helper.write(file, offset, &data, start).await {
                 // Then nothing of it is under way, and it is done here rather than not at all.
                 Err(error) if is_unasked(&error) => {}
-                Ok(()) if fua => return self.sync(file).await,
-                outcome => return outcome,
+                outcome => return outcome.map(|()| false),
             }
         }
         let Some(rings) = &self.rings else {
             let file = Arc::clone(file);
-            return self.run(move || write_full(&file, offset, &data, fua)).await;
+            return self.run(move || write_full(&file, offset, &data, fua)).await.map(|()| fua);
         };
-        write_by_ring(rings, file, offset, data, fua, Waiting::Allowed).await.2
+        write_by_ring(rings, file, offset, data, fua, Waiting::Allowed).await.2.map(|()| fua)
     }
 
     /// The rings, where they are asked before the helper.

@@ -62,7 +62,6 @@ pub struct FileBackend {
     /// The same file through the page cache, for the partial block at an odd end.
     tail: Option<Arc<File>>,
     is_block_device: bool,
-    has_waited_for_lock: bool,
     /// How large the file is, as far as we have looked.
     size: AtomicU64,
     /// A container may grow up to this: reads past its end give zeroes, writes past its end extend it.
@@ -170,12 +169,6 @@ impl FileBackend {
     #[must_use]
     pub const fn is_block_device(&self) -> bool {
         self.is_block_device
-    }
-
-    /// Whether another server had its lock when it was opened: one that was about to end, or requests of a dead one.
-    #[must_use]
-    pub const fn has_waited_for_lock(&self) -> bool {
-        self.has_waited_for_lock
     }
 
     /// Updates the size of the volume. A file or block device that has grown is a larger volume from then on. One that
@@ -286,12 +279,13 @@ impl FileBackend {
     /// Writes through the executor; `file` is the one that reaches all of the extent.
     async fn write_slowly(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         let extent = Extent::new(offset, data.len().into());
-        self.executor.write(file, offset.0, data, fua).await.map_err(|error| {
+        let written = self.executor.write(file, offset.0, data, fua).await.map_err(|error| {
             if fua && error.raw_os_error() == Some(libc::EIO) {
                 self.sync_failure.set(&error);
             }
             self.failed(error, "writing", extent)
-        })
+        })?;
+        if fua && !written { self.sync().await } else { Ok(()) }
     }
 
     async fn write_direct(&self, offset: Bytes, data: Data, fua: bool) -> Result<()> {

@@ -27,7 +27,6 @@ pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
 pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes, mark_layers_of};
 pub use in_place::in_place;
-pub use lock::is_held_by_the_dead;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;

@@ -36,32 +36,6 @@ pub(crate) enum Strength {
     Exclusive,
 }
 
-/// The lock is with requests of a process that is gone.
-#[derive(Debug)]
-struct HeldByTheDead;
-
-impl std::fmt::Display for HeldByTheDead {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "no living process is seen to have the lock")
-    }
-}
-
-impl std::error::Error for HeldByTheDead {}
-
-/// Whether a backend could not be opened because requests of a server that is gone are still on their way to it: nobody else has
-/// served it meanwhile.
-#[must_use]
-pub fn is_held_by_the_dead(error: &Error) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.is::<HeldByTheDead>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
 fn description(byte: i64, kind: libc::c_int) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -92,24 +66,21 @@ pub(crate) fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
     Ok(i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// Takes the lock of a server, waiting up to `limit` for the requests of a dead one, and less for a living one. Returns
-/// whether it had to wait.
+/// Takes the lock of a server, waiting up to `limit` for the requests of a dead one, and less for a living one.
 pub(crate) async fn lock_for_serving(
     file: &File,
     path: &Path,
     strength: Strength,
     limit: Duration,
     env: &dyn Env,
-) -> Result<bool> {
+) -> Result<()> {
     let start = env.now();
-    let mut has_waited = false;
     loop {
         let locked = try_lock(file, SERVER_BYTE, strength)
             .map_err(|error| Error::from_os(error, format!("locking {}", path.display())))?;
         if locked {
-            return Ok(has_waited);
+            return Ok(());
         }
-        has_waited = true;
         let waited = env.now() - start;
         let is_alive = waited >= ALIVE_AFTER && find_holder(file, SERVER_BYTE).is_some();
         if is_alive || waited >= limit {
@@ -117,8 +88,7 @@ pub(crate) async fn lock_for_serving(
             let context = format!("{} is being served already, {holder}", path.display());
             // A dead process's requests end with it, once its device answers. Somebody else who is alive need not.
             let is_dead = waited >= ALIVE_AFTER && !is_alive;
-            let error = Error::new(if is_dead { ErrorKind::TimedOut } else { ErrorKind::Busy }, context);
-            return Err(if is_dead { error.with_source(HeldByTheDead) } else { error });
+            return Err(Error::new(if is_dead { ErrorKind::TimedOut } else { ErrorKind::Busy }, context));
         }
         env.sleep(if waited < ALIVE_AFTER { RETRY_INTERVAL } else { LATE_RETRY_INTERVAL }).await;
     }
@@ -182,13 +152,6 @@ fn is_of_inode(line: &str, inode: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_lock_of_the_dead_is_told_from_other_silence() {
-        let silent = || Error::new(ErrorKind::TimedOut, "it does not answer");
-        assert!(is_held_by_the_dead(&silent().with_source(HeldByTheDead).wrap("the target")));
-        assert!(!is_held_by_the_dead(&silent().wrap("the target")));
-    }
 
     #[test]
     fn lines_of_fdinfo_are_understood() {

@@ -87,8 +87,6 @@ pub struct OpenBackend {
     backend: Option<Arc<FileBackend>>,
     /// On such a ground: when it was changed last, where that is known.
     times: Option<TimesOfImage>,
-    /// On such a ground: whether requests of a dead server were on their way to it when it was opened.
-    has_waited: bool,
     /// The export of another server; it has no locks.
     export: Option<Arc<NbdBackend>>,
     /// Let go of while QEMU takes the image back.
@@ -130,7 +128,6 @@ impl OpenBackend {
             device,
             backend: None,
             times: None,
-            has_waited: false,
             export: None,
             qemu_locks: None,
             remote_device: None,
@@ -144,18 +141,6 @@ impl OpenBackend {
     pub fn with_times(mut self, times: TimesOfImage) -> Self {
         self.times = Some(times);
         self
-    }
-
-    /// The same, whether or not it was opened only once requests of a dead server had arrived.
-    #[must_use]
-    pub const fn after_waiting(mut self, has_waited: bool) -> Self {
-        self.has_waited = has_waited;
-        self
-    }
-
-    /// Whether another server had it locked when it was opened: one that is dead, or has ended since.
-    pub(crate) fn has_waited_for_lock(&self) -> bool {
-        self.has_waited || self.backend.as_ref().is_some_and(|backend| backend.has_waited_for_lock())
     }
 
     /// Tells when it was changed last, without keeping anything open.
@@ -198,7 +183,6 @@ impl OpenBackend {
             device,
             backend: None,
             times: None,
-            has_waited: false,
             export: None,
             qemu_locks: None,
             remote_device: Some(RemoteDeviceGuard(remote_device)),
@@ -224,7 +208,7 @@ impl OpenBackend {
         let place = Location::Foreign(place.clone());
         let (backend, qemu_locks, remote_device, files) = (None, None, None, Vec::new());
         let (export, times, whole) = (Some(export), None, None);
-        Ok(Self { place, device, backend, times, has_waited: false, export, qemu_locks, remote_device, files, whole })
+        Ok(Self { place, device, backend, times, export, qemu_locks, remote_device, files, whole })
     }
 
     /// The export of another server, if it is one.
@@ -278,7 +262,6 @@ impl OpenBackend {
             device,
             backend: Some(backend),
             times: None,
-            has_waited: false,
             export: None,
             qemu_locks,
             files: Vec::new(),

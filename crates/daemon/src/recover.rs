@@ -14,7 +14,7 @@ mod waiting;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use api::v1::Error;
 use backends::{ImageError, TargetError};
@@ -348,13 +348,8 @@ enum CannotGoOn {
 
 type Opening = oneshot::Receiver<std::result::Result<OpenBackend, CannotOpen>>;
 
-/// Opens the target of a move that goes on, on a task of its own. Until `held_until` requests of the last daemon had it locked.
-fn begin_opening(
-    daemon: &Arc<Daemon>,
-    volume: &Arc<Volume>,
-    job: &JobDocument,
-    held_until: Option<SystemTime>,
-) -> Opening {
+/// Opens the target of a move that goes on, on a task of its own.
+fn begin_opening(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument) -> Opening {
     let (opened, opening) = oneshot::channel();
     let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
     let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
@@ -368,7 +363,7 @@ fn begin_opening(
                 .is_some_and(|target| matches!(daemon.backends.check(target), Err(TargetError::Replaced { .. })))
         };
         let result = match result {
-            Ok(open_backend) => require_untouched(&daemon, &volume, &job, open_backend, held_until),
+            Ok(open_backend) => require_untouched(&daemon, &volume, &job, open_backend),
             Err(error) => {
                 Err(CannotOpen { why: if is_replaced() { CannotGoOn::Ever } else { CannotGoOn::Yet }, error })
             }
@@ -385,18 +380,13 @@ fn require_untouched(
     volume: &Volume,
     job: &JobDocument,
     target: OpenBackend,
-    held_until: Option<SystemTime>,
 ) -> std::result::Result<OpenBackend, CannotOpen> {
     let path = target.place.local_path().map(Path::to_owned).unwrap_or_default();
     if let Some(epoch) = target.marked_epoch().filter(|epoch| *epoch > volume.document().epoch) {
         return Err(CannotOpen { why: CannotGoOn::Yet, error: ImageError::Newer { epoch }.about(&path) });
     }
     let is_vouched_for = target.is_vouched_for() || target.remote_device().is_some();
-    let held_until = if target.has_waited_for_lock() { Some(daemon.env.wall_clock()) } else { held_until };
-    if job.goes_on_disturbed
-        || is_vouched_for
-        || !is_target_disturbed(&daemon.last_life, job, target.image_times(), held_until)
-    {
+    if job.goes_on_disturbed || is_vouched_for || !is_target_disturbed(&daemon.last_life, job, target.image_times()) {
         return Ok(target);
     }
     let context = format!("{} was changed by another program while no daemon ran", path.display());
@@ -427,7 +417,7 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     note_left(daemon, volume).await;
     // A move that was being undone is not waited for: its target may be gone because of that.
     let is_undone = job.record.phase == Phase::Cancelling;
-    let mut opening = begin_opening(daemon, volume, job, None);
+    let mut opening = begin_opening(daemon, volume, job);
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {
         Some(Ok(Ok(target))) => target,
         Some(Ok(Err(_))) if is_undone => return Next::Undo(cancelled(volume)),
@@ -484,7 +474,6 @@ async fn resume_once_open(
     mut place: Option<OwnedSemaphorePermit>,
 ) {
     let mut rest = OPEN_REST;
-    let mut held_until = None;
     let error = 'waiting: loop {
         let next = async {
             match &mut opening {
@@ -505,7 +494,7 @@ async fn resume_once_open(
                 let document = volume.document();
                 let Some(job) = &document.job else { return };
                 rest = (rest * 2).clamp(OPEN_REST, OPEN_REST_MAX);
-                opening = Some(begin_opening(&daemon, &volume, job, held_until));
+                opening = Some(begin_opening(&daemon, &volume, job));
                 continue;
             }
             Some(Ok(Ok(target))) => {
@@ -529,11 +518,6 @@ async fn resume_once_open(
             Some(Err(_)) => nobody_opens(),
         };
         say_what_it_waits_for(&volume, &handle, &error);
-        // The last daemon's requests keep its lock until they have arrived; then the next try comes soon.
-        held_until = backends::is_held_by_the_dead(&error).then(|| daemon.env.wall_clock());
-        if held_until.is_some() {
-            rest = OPEN_REST;
-        }
         // Others may move meanwhile.
         (opening, place) = (None, None);
         while !note_use(&volume, &error).await {

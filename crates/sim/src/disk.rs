@@ -172,14 +172,8 @@ impl Disk {
         }
     }
 
-    /// Whether requests of a process that is gone are on their way: its lock is held until they have arrived.
-    #[must_use]
-    pub fn has_orphans(&self) -> bool {
-        self.state().orphans > 0
-    }
-
-    /// Whether something of a process that was gone has landed. Where nobody was there to see that it had the file locked until then,
-    /// nobody can tell it from the write of another program.
+    /// Whether something of a process that was gone has landed. Nobody can tell it from the write of another program that
+    /// did not ask for the file's lock.
     #[must_use]
     pub fn has_landed_late(&self) -> bool {
         self.state().has_landed_late

@@ -160,13 +160,10 @@ impl FileBackend {
         let opened = opening.map_err(attempt)??;
         let Opened { is_block_device, engine, file, tail, alignment, length_waits } = opened;
         let file = Arc::new(file);
-        let has_waited_for_lock = match options.lock_wait {
-            Some(limit) => {
-                let strength = if writable { Strength::Exclusive } else { Strength::Shared };
-                lock_for_serving(&file, path, strength, limit, env).await?
-            }
-            None => false,
-        };
+        if let Some(limit) = options.lock_wait {
+            let strength = if writable { Strength::Exclusive } else { Strength::Shared };
+            lock_for_serving(&file, path, strength, limit, env).await?;
+        }
         // The size is looked at under the lock: a dead server's writes may have extended the file until now.
         let looked = Arc::clone(&file);
         let size = threads.run(move || size_of(&looked, is_block_device)).await.map_err(attempt)?;
@@ -196,7 +193,6 @@ impl FileBackend {
             file,
             tail,
             is_block_device,
-            has_waited_for_lock,
             size: AtomicU64::new(size),
             advertised: options.advertised_size,
             limit: options.size_limit,

@@ -13,7 +13,7 @@ use block::{Buffer, Data, Extent};
 use parking_lot::Mutex;
 
 use super::memory::{LARGE_BYTES, Slot};
-use super::message::Verb;
+use super::message::{UnknownFile, Verb};
 use super::{CLOSE_LIMIT, HOLES_BYTES, Helper, Helpers, device_of};
 use crate::holes::Found;
 
@@ -375,10 +375,14 @@ impl Shared {
 
     /// None if `helper` does not have the file: it may have had no room for it when that came.
     fn unless_unknown<T>(&self, helper: &Arc<Helper>, outcome: io::Result<T>) -> Option<io::Result<T>> {
-        if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBADF)) {
+        let is_unknown = |error: &io::Error| error.get_ref().is_some_and(|cause| cause.is::<UnknownFile>());
+        if outcome.as_ref().is_err_and(is_unknown) {
             let mut state = self.state.lock();
-            if state.given_to(helper).is_some_and(|given| given.unanswered == 0) {
-                state.given = None;
+            let given = state.given.take_if(|given| Arc::ptr_eq(&given.helper, helper) && given.unanswered == 0);
+            drop(state);
+            if let Some(Given { helper, number, .. }) = given {
+                // It may come all the same, with its lock.
+                let _ = helper.ask(Verb::Close, number, Duration::ZERO);
             }
             return None;
         }

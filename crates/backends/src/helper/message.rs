@@ -125,6 +125,21 @@ impl Message {
     }
 }
 
+/// What an answer has in the place of the system's error if the helper does not have the file: no call says that.
+const UNKNOWN_FILE: u64 = 1 << 32;
+
+/// The helper does not have the file: it may have had no room for it.
+#[derive(Debug)]
+pub(super) struct UnknownFile;
+
+impl std::fmt::Display for UnknownFile {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "the helper of the device does not have the file")
+    }
+}
+
+impl std::error::Error for UnknownFile {}
+
 /// What became of a request, and how much it was, where that is a question.
 pub(super) struct Answer {
     pub(super) id: u64,
@@ -135,11 +150,12 @@ impl Answer {
     pub(super) fn to_bytes(&self) -> [u8; ANSWER_BYTES] {
         let (code, count) = match &self.outcome {
             Ok(count) => (0, *count),
-            Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), 0),
+            Err(error) if error.get_ref().is_some_and(|cause| cause.is::<UnknownFile>()) => (UNKNOWN_FILE, 0),
+            Err(error) => (u64::from(error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs()), 0),
         };
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..8].copy_from_slice(&self.id.to_le_bytes());
-        bytes[8..16].copy_from_slice(&u64::from(code.unsigned_abs()).to_le_bytes());
+        bytes[8..16].copy_from_slice(&code.to_le_bytes());
         bytes[16..].copy_from_slice(&count.to_le_bytes());
         bytes
     }
@@ -148,6 +164,7 @@ impl Answer {
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let outcome = match long(8) {
             0 => Ok(long(16)),
+            UNKNOWN_FILE => Err(io::Error::other(UnknownFile)),
             code => Err(io::Error::from_raw_os_error(code as i32)),
         };
         Self { id: long(0), outcome }
@@ -212,6 +229,8 @@ mod tests {
         assert_eq!(answer(Ok(1 << 33)).expect("it is well"), 1 << 33);
         let failed = answer(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
         assert_eq!(failed.expect_err("it failed").raw_os_error(), Some(libc::ENOSPC));
+        let unknown = answer(Err(io::Error::other(UnknownFile))).expect_err("it failed");
+        assert!(unknown.get_ref().is_some_and(|cause| cause.is::<UnknownFile>()));
         assert_eq!(answer(Err(io::Error::other("?"))).expect_err("it failed").raw_os_error(), Some(libc::EIO));
     }
 }

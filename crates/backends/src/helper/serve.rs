@@ -5,9 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use block::{Bytes, Extent};
@@ -17,7 +17,7 @@ use rustix::fs::FallocateFlags;
 use rustix::net::{SendFlags, send};
 
 use super::memory::{SLOTS, Shared};
-use super::message::{Answer, Message, Verb, receive_message};
+use super::message::{Answer, Message, UnknownFile, Verb, receive_message};
 use crate::calls::{allocate, length_of, read_some, retry, write_some};
 use crate::file_system::takes_one_write;
 use crate::holes::find_holes;
@@ -67,9 +67,8 @@ fn answer(socket: impl AsFd, id: u64, outcome: std::io::Result<u64>) {
     let _ = send(socket, &Answer { id, outcome }.to_bytes(), SendFlags::NOSIGNAL);
 }
 
-/// What is said of a file that has not come; no call says it of one that has.
 fn unknown() -> std::io::Error {
-    std::io::Error::from_raw_os_error(libc::EBADF)
+    std::io::Error::other(UnknownFile)
 }
 
 /// The files that were given to it, by what they are called.
@@ -103,14 +102,15 @@ impl Files {
 struct Held {
     file: File,
     witness: Option<File>,
-    writes: Writes,
+    /// Made by whoever writes first: it asks the file system, which may not answer.
+    writes: OnceLock<Writes>,
 }
 
 impl Held {
     fn of(opened: Vec<OwnedFd>) -> Option<Self> {
         let mut opened = opened.into_iter().map(File::from);
         let (file, witness) = (opened.next()?, opened.next());
-        Some(Self { writes: Writes::of(&file), file, witness })
+        Some(Self { writes: OnceLock::new(), file, witness })
     }
 
     fn file(&self, by_witness: bool) -> std::io::Result<&File> {
@@ -186,6 +186,15 @@ impl Default for Threads {
 }
 
 impl Threads {
+    /// There can be no more threads, and none may ever come for what waits.
+    fn carry_out_here(&self) {
+        // Somebody who waits for work has the queue, and takes it.
+        let next = self.queue.try_lock().and_then(|queue| queue.try_recv().ok());
+        if let Some(work) = next {
+            work.carry_out();
+        }
+    }
+
     fn run(&self, work: Work) {
         let is_taken = self.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |idle| idle.checked_sub(1)).is_ok();
         let _ = self.work.send(work);
@@ -193,15 +202,17 @@ impl Threads {
             return;
         }
         let (queue, idle) = (Arc::clone(&self.queue), Arc::clone(&self.idle));
-        // Without a thread of its own it waits for one of the others.
-        let _ = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let serve = move || {
             loop {
                 let next = queue.lock().recv();
                 let Ok(work) = next else { return };
                 work.carry_out();
                 idle.fetch_add(1, Ordering::SeqCst);
             }
-        });
+        };
+        if std::thread::Builder::new().stack_size(STACK_BYTES).spawn(serve).is_err() {
+            self.carry_out_here();
+        }
     }
 }
 
@@ -255,10 +266,11 @@ impl Line {
 
     /// Carries out a write, and those that come meanwhile; or leaves it to the thread that does so already.
     fn write(self: &Arc<Self>, message: Message, held: &Arc<Held>) {
-        let mut next = held.writes.begin(Write { line: Arc::clone(self), message });
+        let writes = held.writes.get_or_init(|| Writes::of(&held.file));
+        let mut next = writes.begin(Write { line: Arc::clone(self), message });
         while let Some(Write { line, message }) = next {
             line.answer(message.id, held.carry_out_with(&line.memory, message.verb));
-            next = held.writes.go_on();
+            next = writes.go_on();
         }
     }
 

@@ -190,7 +190,7 @@ impl Daemon {
             return Some(format!("{} is left as it is: another program has used it", path.display()));
         }
         let state = state?;
-        let is_disturbed = !job.goes_on_disturbed && is_target_disturbed(&self.last_life, job, Some(state.times), None);
+        let is_disturbed = !job.goes_on_disturbed && is_target_disturbed(&self.last_life, job, Some(state.times));
         let what = "another program has used it while no daemon ran";
         is_disturbed.then(|| format!("{} is left as it is: {what}", path.display()))
     }

@@ -502,7 +502,7 @@ impl Host {
 
     /// Looks at a job until `is_over`.
     /// An operator, who says that a move goes on that waits for a word. That is only asked for where a write of a dead daemon has landed
-    /// while nobody was there to see it: otherwise the move waits for ever, and the run fails.
+    /// late: otherwise the move waits for ever, and the run fails.
     async fn give_the_word(&self, core: &::daemon::Core, target: usize, is_over: &AtomicBool) {
         while !is_over.load(Ordering::Relaxed) {
             self.shared.world.sleep(Duration::from_secs(1)).await;

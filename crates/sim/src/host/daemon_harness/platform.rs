@@ -246,7 +246,6 @@ impl Backends for ProcessView {
             let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
             let role = if side == host.holder() { Role::Source } else { Role::Target };
             disk.require_there()?;
-            let has_waited = disk.has_orphans();
             if role == Role::Target {
                 disk.let_go().await;
                 // A block device is left as it is when a move to it is undone. If that could not be stored, the move goes on.
@@ -267,8 +266,7 @@ impl Backends for ProcessView {
                 Some(peer) if self.is_far => peer.counted(&host, device),
                 _ => device,
             };
-            let (open_backend, times) =
-                (OpenBackend::over(spec.clone(), device).after_waiting(has_waited), disk.clone());
+            let (open_backend, times) = (OpenBackend::over(spec.clone(), device), disk.clone());
             // Where a map of another boot is believed, nobody asks for times either.
             Ok(match host.shared.setup.mistakes.trusts_old_maps {
                 true => open_backend,
