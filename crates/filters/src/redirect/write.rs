@@ -248,11 +248,10 @@ impl Inner {
         }
         let is_dirty = found.dirty.contains_any(self.sectors_of(extent));
         if is_discard {
-            // Dirty sectors stay as they are in the place: their bytes mean nothing any more, but must not change from read to read.
+            // What the place has of them is older than what a source gives that reads as zeroes then, as most do.
             self.forget_cached(found);
-            return Ok(());
         }
-        if !is_dirty && !found.is_cached {
+        if !is_dirty && (is_discard || !found.is_cached) {
             return Ok(());
         }
         match self.write_place(Mutation::zeroes(extent, false), found.place).await {
