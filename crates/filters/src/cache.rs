@@ -47,6 +47,8 @@ mod clean;
 mod control;
 mod entry;
 mod failure;
+#[cfg(any(test, feature = "testing"))]
+mod fill;
 mod format;
 mod index;
 mod options;
@@ -74,12 +76,14 @@ pub use self::options::{
     Invalidations, WriteBackStep,
 };
 pub use self::transfer::{OtherCache, TransferStatus};
-use crate::store::{Base, FlushError, Layout, Placement, Record, STEP_BYTES, geometry_of_both, may_have_lost};
+use crate::store::{
+    Base, FlushError, Layout, PlaceAllocator, Placement, Record, STEP_BYTES, geometry_of_both, may_have_lost,
+};
 use admit::Admissions;
 use clean::Cleaner;
 use entry::{CacheEntry, SECTORS, mask_of};
 use failure::Failure;
-use index::{Found, Index};
+use index::{Filling, Found, Index};
 use stamps::Stamps;
 use transfer::Transfer;
 use warm::Watch;
@@ -87,6 +91,9 @@ use write::Counted;
 
 /// The durable map is written at the latest when this share of it is behind: then what is remembered of it takes a byte a place.
 const BEHIND_SHARE: u64 = 10;
+
+/// So many places are told to the index before others may use the thread.
+const FILLED_AT_ONCE: u64 = 16 << 10;
 
 /// A volume with a cache on flash. Clones are the same cache.
 #[derive(Clone)]
@@ -210,7 +217,7 @@ impl Cache {
         let header = Self::inspect_as(&partition, &expected).await?;
         let geometry = geometry_over(&base, &partition, &header)?;
         let base = Arc::new(Base::new(base));
-        let (flash, flash_written) = Counted::over(&partition);
+        let (flash, flash_written) = Counted::over(&partition, options.progress.clone());
         let record = Record::<CacheEntry>::open(flash.clone(), header.layout(), boot, Arc::clone(&base)).await?;
         let record = record.with_behind_share(BEHIND_SHARE);
         if !options.believes_clean && !geometry.read_only {
@@ -218,13 +225,16 @@ impl Cache {
         }
         let blocks = header.block.count(header.volume);
         let only_durable = record.only_durable();
-        let record = record.beside(|states| {
-            let sequential = options.sequential_bytes;
-            let mut index = Index::new(states, options.policy, header.places, blocks, sequential, partition.name())?;
-            // The first flush lets them go, once the base has what has left them.
-            index.places.retire_all(only_durable);
-            Ok(index)
-        })?;
+        let record = record.beside(Index::new(options.policy, header.places, options.sequential_bytes));
+        let mut filling = Filling::new(header.places, blocks, partition.name());
+        while record.with(|states, index| filling.step(states, index, FILLED_AT_ONCE))? {
+            options.note_progress();
+            // Others have work for this thread.
+            tokio::task::yield_now().await;
+        }
+        drop(filling);
+        // The first flush lets them go, once the base has what has left them.
+        record.with(|_, index| index.places.retire_all(only_durable));
         let inner = Inner {
             env,
             base,
@@ -459,7 +469,10 @@ impl Inner {
             }
             return Err(error);
         }
-        self.record.with(|_, index| index.places.flushed(number));
+        let mut from = Some(0);
+        while let Some(next) = from {
+            from = self.record.with(|_, index| index.places.flushed(number, next, PlaceAllocator::FLUSHED_AT_ONCE));
+        }
         Ok(())
     }
 

@@ -55,7 +55,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub use self::format::RedirectHeader;
 pub use self::popularity::{AccessCounts, FrequencySketch, Popularity, Recency};
-use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
+use crate::store::{Base, Layout, PlaceAllocator, Placement, Record, STEP_BYTES, geometry_of_both};
 use entry::{DirtySectors, SurrogateEntry};
 use fetch::Fetches;
 use index::Index;
@@ -368,7 +368,10 @@ impl Inner {
             self.take_back().await?;
             return Err(error);
         }
-        self.index.lock().places.flushed(number);
+        let mut from = Some(0);
+        while let Some(next) = from {
+            from = self.index.lock().places.flushed(number, next, PlaceAllocator::FLUSHED_AT_ONCE);
+        }
         self.forget_left();
         Ok(())
     }

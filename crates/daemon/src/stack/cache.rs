@@ -2,7 +2,7 @@
 //!
 //! | on record | what is in the partition | if it cannot be opened |
 //! |---|---|---|
-//! | clean | blocks that the backend has, too | the volume comes up without it, after 10 s at the latest; on record first: nothing of it is believed later |
+//! | clean | blocks that the backend has, too | the volume comes up without it, once its store is silent for 10 s; on record first: nothing of it is believed later |
 //! | may-hold, draining | blocks that only it has | the volume stays down |
 //! | trust `dirty` | what it only caches is not believed: its flash has failed, or the volume was in use without it | as above |
 //! | trust `gone` | nothing: it is about to be out of the guest's path, or is | it is not tried |
@@ -12,6 +12,7 @@
 //! [`cache_changes`](super::cache_changes).
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use api::v1::{self, Error, ErrorCode};
 use block::{ChunkSize, Device, IoFuture};
@@ -66,8 +67,19 @@ impl StackedCache {
         journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
     ) -> block::Result<Self> {
+        Self::open_telling(base, (layer, cache), journal, context, None).await
+    }
+
+    /// The same, which raises `progress` whenever it gets on.
+    async fn open_telling(
+        base: Device,
+        (layer, cache): (&LayerDocument, &CacheLayer),
+        journal: &Arc<VolumeJournal>,
+        context: &OverlayContext,
+        progress: Option<Arc<AtomicU64>>,
+    ) -> block::Result<Self> {
         let pool = pool(cache, context)?;
-        let opened = Self::open_in(&pool, base, (layer, cache), journal, context).await;
+        let opened = Self::open_in(&pool, base, (layer, cache), journal, context, progress).await;
         if opened.is_err() {
             pool.close_unused().await;
         }
@@ -80,6 +92,7 @@ impl StackedCache {
         (layer, cache): (&LayerDocument, &CacheLayer),
         journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
+        progress: Option<Arc<AtomicU64>>,
     ) -> block::Result<Self> {
         let partition = pool.partition(layer.id).await?;
         let expected = identity(journal, layer, cache)?;
@@ -114,6 +127,7 @@ impl StackedCache {
             sequential_bytes: block::Bytes(cache.sequential),
             believes_clean: cache.trust == CacheTrust::Whole && is_as_left,
             loss: Some(Arc::new(LostFlash { journal: Arc::clone(journal), layer: layer.id })),
+            progress,
             ..CacheOptions::default()
         };
         let env = Arc::clone(&context.env);
@@ -253,6 +267,7 @@ async fn open_as_on_record(
     cache: CacheLayer,
     journal: Arc<VolumeJournal>,
     context: OverlayContext,
+    progress: Arc<AtomicU64>,
 ) -> block::Result<(StackedCache, Option<CacheTrust>)> {
     let (believed, trust) = match (cache.trust, layer.state) {
         (CacheTrust::Dirty, LayerState::Clean) => {
@@ -266,7 +281,7 @@ async fn open_as_on_record(
         (CacheTrust::Dirty, LayerState::MayHold | LayerState::Draining) => (cache, Some(CacheTrust::Whole)),
         (CacheTrust::Whole | CacheTrust::Gone, _) => (cache, None),
     };
-    let stacked = StackedCache::open(base, &layer, &believed, &journal, &context).await?;
+    let stacked = StackedCache::open_telling(base, (&layer, &believed), &journal, &context, Some(progress)).await?;
     Ok((stacked, trust))
 }
 
@@ -287,15 +302,17 @@ pub(crate) async fn open_cache(
         let problem = Some("it is being taken out".to_owned());
         return Ok(FoundCache { problem, ..FoundCache::default() });
     }
+    let progress = Arc::new(AtomicU64::new(0));
     let opening_over = |base: Device| {
-        Box::pin(open_as_on_record(base, layer.clone(), cache.clone(), Arc::clone(journal), context.clone()))
+        let (layer, cache, progress) = (layer.clone(), cache.clone(), Arc::clone(&progress));
+        Box::pin(open_as_on_record(base, layer, cache, Arc::clone(journal), context.clone(), progress))
     };
     let opened = match layer.may_hold() {
         true => opening_over(base.clone()).await,
         false => {
             // One that goes on for long does not keep the backend with its locks: it gets that when it is open.
             let opening = opening_over(handed_over(base.geometry()));
-            let opened = open_in_time(layer.id, journal, context, opening).await;
+            let opened = open_in_time(layer.id, journal, context, &progress, opening).await;
             opened.inspect(|(stacked, _)| stacked.cache.reach_base_by(base.clone()))
         }
     };

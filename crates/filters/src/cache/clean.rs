@@ -29,6 +29,8 @@ use super::{Cache, DIRTY, Found, Inner, WriteBackStep};
 const SORTED_MAX: usize = 65536;
 /// So many places are looked at under one lock.
 const LOOK_STEP: u64 = 4096;
+/// So many are looked at before others may use the thread.
+const YIELD_STEP: u64 = 16 * LOOK_STEP;
 /// A write to the base has so many bytes at most.
 const RUN_BYTES_MAX: u64 = 1 << 20;
 /// The record is flushed when so great a share of the places waits for that.
@@ -169,7 +171,7 @@ impl Inner {
     pub(super) async fn clean_some(&self, cleaner: &mut Cleaner, runs_max: usize) -> Result<Bytes> {
         let mut runs = Vec::new();
         while runs.len() < runs_max
-            && let Some(run) = self.next_run(cleaner, runs.is_empty())
+            && let Some(run) = self.next_run(cleaner, runs.is_empty()).await
         {
             runs.push(run);
         }
@@ -215,7 +217,7 @@ impl Inner {
 
     /// The next dirty blocks that are neighbours, in the order of the base. What was found before is searched for again only if `searches`:
     /// runs of which the caller has not made anything yet would be found twice.
-    fn next_run(&self, cleaner: &mut Cleaner, searches: bool) -> Option<Range<u64>> {
+    async fn next_run(&self, cleaner: &mut Cleaner, searches: bool) -> Option<Range<u64>> {
         for round in 0..2 {
             while let Some(block) = cleaner.queue.pop() {
                 let run = self.record.with(|states, index| {
@@ -232,14 +234,14 @@ impl Inner {
                 }
             }
             if round == 0 && searches {
-                self.find_dirty(cleaner);
+                self.find_dirty(cleaner).await;
             }
         }
         None
     }
 
     /// Fills the queue with dirty blocks, in the order of the base: all, or as many as are sorted at a time.
-    fn find_dirty(&self, cleaner: &mut Cleaner) {
+    async fn find_dirty(&self, cleaner: &mut Cleaner) {
         let places = self.record.look(|states| states.len());
         let mut looked = 0;
         while looked < places && cleaner.queue.len() < SORTED_MAX {
@@ -251,6 +253,10 @@ impl Inner {
             });
             looked += end - first;
             cleaner.next_place = end % places;
+            if looked.is_multiple_of(YIELD_STEP) {
+                // With few of many places dirty, this takes a second or more.
+                tokio::task::yield_now().await;
+            }
         }
         cleaner.queue.sort_unstable_by(|one, other| other.cmp(one));
     }

@@ -9,7 +9,7 @@ use super::entry::CacheEntry;
 use super::options::CachePolicy;
 use super::policy::{Order, Policy, policy_of};
 use super::streams::Streams;
-use super::table::Table;
+use super::table::{Moved, Table};
 use crate::store::{PlaceAllocator, StateMap};
 
 pub(super) type States = StateMap<CacheEntry>;
@@ -40,44 +40,17 @@ pub(super) struct Found {
 }
 
 impl Index {
-    /// Of what is recorded. The states name no block twice.
-    ///
-    /// # Errors
-    /// Corrupt if they do, or name a block that does not exist, or a place that is not in use.
-    pub(super) fn new(
-        states: &States,
-        policy: CachePolicy,
-        places: u64,
-        blocks: u64,
-        sequential: Bytes,
-        name: &str,
-    ) -> Result<Self> {
-        let damaged = |what: String| Error::new(ErrorKind::Corrupt, format!("{name} is damaged: {what}"));
-        let mut index = Self {
+    /// Over so many places, none of which it knows anything of yet: [`Filling`] tells it what is recorded.
+    pub(super) fn new(policy: CachePolicy, places: u64, sequential: Bytes) -> Self {
+        Self {
             table: Table::new(places as usize),
             policy: policy_of(policy, places as usize),
-            places: PlaceAllocator::new(places, []),
+            places: PlaceAllocator::all_used(places),
             streams: Streams::new(sequential),
             unrecorded: BTreeMap::new(),
             written: BTreeSet::new(),
             dirty_sectors: 0,
-        };
-        let mut used = Vec::new();
-        for place in used_places(states, 0) {
-            let entry = states.get(place);
-            if place >= places || entry.block() >= blocks {
-                let block = entry.block();
-                return Err(damaged(format!("place {place} is of block {block}, and one of them does not exist")));
-            }
-            if index.find(states, entry.block()).is_some() {
-                return Err(damaged(format!("block {} is in two places", entry.block())));
-            }
-            index.insert(place as u32, entry.block());
-            index.dirty_sectors += u64::from(entry.dirty().count_ones());
-            used.push(place);
         }
-        index.places = PlaceAllocator::new(places, used);
-        Ok(index)
     }
 
     /// The place of a block.
@@ -167,24 +140,45 @@ impl Index {
         self.unrecorded.keys().take(max).copied().collect()
     }
 
-    /// Uses `places` places from now on, where those that are taken away hold nothing.
-    pub(super) fn resize(&mut self, states: &States, places: u64) {
+    /// Goes on towards `places` places, by `max` at most; whether it is there. Those that are taken away are given out no more, and may hold
+    /// something still. Before there are more, [`begin_table`](Self::begin_table) makes room for what they will hold.
+    pub(super) fn resize_some(&mut self, states: &States, places: u64, max: u64) -> bool {
         let before = self.places.count();
-        if places > before {
-            self.policy.resize(places as usize);
-            self.places.set_count(places, |place| !states.get(place).is_free());
-        } else {
-            self.places.set_count(places, |_| false);
+        let next = places.clamp(before.saturating_sub(max), before + max);
+        if next > before {
+            self.policy.resize(next as usize);
         }
+        self.places.set_count(next);
+        let mut place = before;
+        while place < next {
+            let (run, entry) = states.run_at(place, next);
+            place = run.end;
+            if entry.is_free() {
+                self.places.add_free(run);
+            }
+        }
+        next == places
     }
 
-    /// Gives back the memory of places that were taken away, or has enough for those that were added.
-    pub(super) fn rebuild(&mut self, states: &States) {
-        let places = self.places.count() as usize;
-        self.policy.resize(places);
-        // Not from the states: one may change just now, and its place is not in the table then.
-        let before = std::mem::replace(&mut self.table, Table::new(places));
-        before.places().for_each(|place| self.table.insert(states.get(place.into()).block(), place));
+    /// Gives back what the policy needs for places that were taken away and hold nothing, of `max` of them at most; whether that is all.
+    pub(super) fn trim_some(&mut self, max: usize) -> bool {
+        let (known, places) = (self.policy.places(), self.places.count() as usize);
+        let next = places.max(known.saturating_sub(max));
+        if next < known {
+            self.policy.resize(next);
+        }
+        next == places
+    }
+
+    /// The table of blocks is made anew, for so many places.
+    pub(super) fn begin_table(&mut self, places: u64) {
+        self.table.begin_anew(places as usize);
+    }
+
+    /// The next part of that.
+    pub(super) fn move_table(&mut self, states: &States, max: usize) -> Moved {
+        // What is in the table has a state that names its block, whatever changes just now.
+        self.table.move_some(max, |place| states.get(place.into()).block())
     }
 
     /// The places that hold a block, as they stand.
@@ -201,6 +195,96 @@ impl Index {
             + self.places.memory_bytes()
             + trees * size_of::<u32>()
             + size_of::<Self>()
+    }
+}
+
+/// So many places are told to an index at a time.
+const FILLED_AT_ONCE: usize = 256;
+/// So many bits for each place say which blocks were seen: a block that finds its bit set is looked for in the index.
+const SEEN_BITS: u64 = 8;
+
+/// What is recorded is told to an index, some places at a time: it takes half a minute for a cache of 1 TiB.
+///
+/// Each place goes to another part of each table. So what is about to be touched is read first, for many places together, and a bitmap tells
+/// that a block is not there yet: to look it up would touch the states of others as well.
+pub(super) struct Filling<'a> {
+    places: u64,
+    blocks: u64,
+    /// The place that is next.
+    next: u64,
+    some: Vec<(u32, CacheEntry)>,
+    seen: Vec<u64>,
+    /// What the cache is called.
+    name: &'a str,
+}
+
+impl<'a> Filling<'a> {
+    /// Of so many places of a volume of so many blocks.
+    pub(super) fn new(places: u64, blocks: u64, name: &'a str) -> Self {
+        let bits = blocks.min(places * SEEN_BITS);
+        let seen = vec![0; bits.div_ceil(64) as usize];
+        Self { places, blocks, next: 0, some: Vec::with_capacity(FILLED_AT_ONCE), seen, name }
+    }
+
+    /// Tells `index` of `max` places more; whether there are more.
+    ///
+    /// # Errors
+    /// Corrupt if the states name a block twice, or one that does not exist, or a place that is not in use.
+    pub(super) fn step(&mut self, states: &States, index: &mut Index, max: u64) -> Result<bool> {
+        let end = (self.next + max).min(states.len());
+        while self.next < end {
+            let (place, entry) = (self.next, states.get(self.next));
+            if entry.is_free() {
+                let (run, _) = states.run_at(place, end);
+                self.next = run.end;
+                index.places.add_free(run);
+                continue;
+            }
+            if place >= self.places || entry.block() >= self.blocks {
+                let block = entry.block();
+                return Err(self.damaged(&format!("place {place} is of block {block}, and one of them does not exist")));
+            }
+            self.some.push((place as u32, entry));
+            self.next += 1;
+            if self.some.len() == FILLED_AT_ONCE {
+                self.tell(states, index)?;
+            }
+        }
+        self.tell(states, index)?;
+        Ok(self.next < states.len())
+    }
+
+    fn tell(&mut self, states: &States, index: &mut Index) -> Result<()> {
+        let mut glanced = 0;
+        for (_, entry) in &self.some {
+            let (word, _) = self.bit_of(entry.block());
+            glanced ^= self.seen[word] ^ u64::from(index.table.glance(entry.block()));
+        }
+        // Otherwise the compiler would leave the reads out.
+        std::hint::black_box(glanced);
+        for number in 0..self.some.len() {
+            let (place, entry) = self.some[number];
+            let (word, bit) = self.bit_of(entry.block());
+            // Two blocks of a large volume may share a bit.
+            if self.seen[word] & bit != 0 && index.find(states, entry.block()).is_some() {
+                return Err(self.damaged(&format!("block {} is in two places", entry.block())));
+            }
+            self.seen[word] |= bit;
+            index.insert(place, entry.block());
+            index.dirty_sectors += u64::from(entry.dirty().count_ones());
+        }
+        self.some.clear();
+        Ok(())
+    }
+
+    /// The bit of a block: the word in which it is, and which one of it.
+    const fn bit_of(&self, block: u64) -> (usize, u64) {
+        let bit = block % (self.seen.len() as u64 * 64);
+        ((bit / 64) as usize, 1 << (bit % 64))
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Corrupt, format!("{} is damaged: {what}", self.name))
     }
 }
 

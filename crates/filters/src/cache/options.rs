@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Bytes, ChunkSize, Error, IoFuture, Result};
 
@@ -145,6 +146,17 @@ pub struct CacheOptions {
     pub believes_clean: bool,
     /// Where a failure of the flash is put on record. Without it, writes fail after a failure that the flash cannot record itself.
     pub loss: Option<Arc<dyn CacheLoss>>,
+    /// Grows while the cache is being opened and gets on, so that whoever waits can tell a large cache from a store that does not answer.
+    pub progress: Option<Arc<AtomicU64>>,
+}
+
+impl CacheOptions {
+    /// The opening has got on.
+    pub(super) fn note_progress(&self) {
+        if let Some(progress) = &self.progress {
+            progress.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Default for CacheOptions {
@@ -158,6 +170,7 @@ impl Default for CacheOptions {
             write_back_depth: 64,
             believes_clean: true,
             loss: None,
+            progress: None,
         }
     }
 }

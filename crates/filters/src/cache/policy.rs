@@ -15,6 +15,9 @@ const LOOKS_MAX: usize = 64;
 
 /// The order in which blocks go. It knows the places that hold a block, and nothing of what they hold.
 pub(super) trait Policy: Send {
+    /// How many places there are.
+    fn places(&self) -> usize;
+
     /// There are `places` places from now on. Those that are taken away hold no block.
     fn resize(&mut self, places: usize);
 
@@ -76,6 +79,10 @@ struct Queue {
 }
 
 impl Policy for Queue {
+    fn places(&self) -> usize {
+        self.links.len()
+    }
+
     fn resize(&mut self, places: usize) {
         self.links.resize(places);
     }
@@ -137,6 +144,10 @@ impl Random {
 }
 
 impl Policy for Random {
+    fn places(&self) -> usize {
+        self.places
+    }
+
     fn resize(&mut self, places: usize) {
         set_length(&mut self.holds, places.div_ceil(64), 0);
         self.places = places;

@@ -201,6 +201,59 @@ async fn a_cached_block_takes_no_more_memory_than_is_stated() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_was_filled_without_its_bytes_opens_full() {
+    const PLACES: u64 = 70_000;
+    let volume = Bytes::gib(1);
+    let block_of = |place: u64| (place * 4099 + 5) % (volume.get() / BLOCK);
+    for policy in POLICIES {
+        let base = Device::new("base", MemDevice::new(volume));
+        let partition = Device::new("partition", MemDevice::new(header_of(volume, BLOCK, PLACES).partition_bytes()));
+        let options = CacheOptions { policy, ..options(CacheMode::WriteThrough) };
+        let stand = Stand::over(base, partition, options.clone(), PLACES).await;
+        stand.cache.close().await;
+        Cache::fill(&stand.partition, block_of).await.expect("it is empty");
+        assert!(Cache::fill(&stand.partition, block_of).await.is_err(), "{policy}: it is full");
+        let progress = Arc::default();
+        let options = CacheOptions { progress: Some(Arc::clone(&progress)), ..options };
+        let again = stand.again(BOOT, options).await;
+        let status = again.cache.status();
+        assert_eq!((status.places, status.places_free), (PLACES, 0), "{policy}");
+        assert!(progress.load(std::sync::atomic::Ordering::Relaxed) > 0, "{policy}: nobody could tell that it got on");
+        for place in [0, 1, 62, PLACES - 1] {
+            byte_at(&again.guest, block_of(place) * BLOCK, BLOCK).await;
+        }
+        assert_eq!(again.cache.status().hits, 4, "{policy}");
+        // Tables are made anew in many steps; what is left is found by the new ones.
+        again.cache.resize(PLACES - 3000).await.expect("it takes it");
+        again.cache.resize(PLACES).await.expect("it takes it");
+        assert_eq!(again.cache.status().places_free, 3000, "{policy}");
+        for place in [0, 1, 62, PLACES - 3001] {
+            byte_at(&again.guest, block_of(place) * BLOCK, BLOCK).await;
+        }
+        assert_eq!(again.cache.status().hits, 8, "{policy}");
+        let mut cached = again.cache.cached();
+        cached.sort_unstable();
+        let mut expected: Vec<u64> = (0..PLACES - 3000).map(block_of).collect();
+        expected.sort_unstable();
+        assert!(cached == expected, "{policy}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_map_that_names_a_block_twice_is_damage() {
+    let volume = Bytes::gib(1);
+    let partition = Device::new("partition", MemDevice::new(header_of(volume, BLOCK, 1000).partition_bytes()));
+    let base = Device::new("base", MemDevice::new(volume));
+    let stand = Stand::over(base, partition, options(CacheMode::WriteThrough), 1000).await;
+    Cache::fill(&stand.partition, |place| place % 997 * 8191 % 262_144).await.expect("it is empty");
+    let Stand { env, base, partition, .. } = &stand;
+    let (env, base, partition) = (Arc::clone(env), base.clone(), partition.clone());
+    let opened = Cache::open(env, base, partition, BOOT, options(CacheMode::WriteThrough), IDENTITY).await;
+    let error = opened.expect_err("places 0 and 997 have one block");
+    assert!(error.kind() == block::ErrorKind::Corrupt && error.context().contains("two places"), "{}", error.chain());
+}
+
 /// Disks with caches that lose power, and a cache over them.
 async fn over_disks(options: CacheOptions, places: u64) -> (Stand, Arc<CachedDisk>, Arc<CachedDisk>) {
     let base = Arc::new(CachedDisk::new(1, SIZE, 1));

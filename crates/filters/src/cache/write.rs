@@ -441,13 +441,21 @@ pub(super) fn try_all(outcomes: Vec<Result<()>>) -> Result<()> {
 pub(super) struct Counted {
     device: Device,
     written: Arc<AtomicU64>,
+    /// Grows with each answer, if somebody looks at that.
+    answered: Option<Arc<AtomicU64>>,
 }
 
 impl Counted {
-    pub(super) fn over(device: &Device) -> (Device, Arc<AtomicU64>) {
+    pub(super) fn over(device: &Device, answered: Option<Arc<AtomicU64>>) -> (Device, Arc<AtomicU64>) {
         let written = Arc::new(AtomicU64::new(0));
-        let counted = Self { device: device.clone(), written: Arc::clone(&written) };
+        let counted = Self { device: device.clone(), written: Arc::clone(&written), answered };
         (Device::new(device.name(), counted), written)
+    }
+
+    fn note_answer(&self) {
+        if let Some(answered) = &self.answered {
+            answered.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -457,12 +465,20 @@ impl BlockDevice for Counted {
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.device.read(offset, buffer))
+        Box::pin(async move {
+            let read = self.device.read(offset, buffer).await;
+            self.note_answer();
+            read
+        })
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
         self.written.fetch_add(mutation.extent().length.get(), Ordering::Relaxed);
-        Box::pin(self.device.write(mutation))
+        Box::pin(async move {
+            let written = self.device.write(mutation).await;
+            self.note_answer();
+            written
+        })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {

@@ -16,7 +16,7 @@ use block::{Buffer, Mutation, MutationKind, Result};
 
 use super::entry::DirtySectors;
 use super::{Found, Inner, Redirect, SurrogateEntry};
-use crate::store::BelowError;
+use crate::store::{BelowError, PlaceAllocator};
 
 impl Redirect {
     /// Whether all that was moved to the source is durable there: it alone is the volume. False if the surrogate has taken something back,
@@ -30,7 +30,10 @@ impl Redirect {
         let number = inner.index.lock().places.begin_flush();
         match inner.record.settle().await {
             Ok(()) => {
-                inner.index.lock().places.flushed(number);
+                let mut from = Some(0);
+                while let Some(next) = from {
+                    from = inner.index.lock().places.flushed(number, next, PlaceAllocator::FLUSHED_AT_ONCE);
+                }
                 inner.forget_left();
             }
             // Its record stays as it is, and whoever takes it out has that on record first.

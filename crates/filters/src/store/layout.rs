@@ -71,6 +71,36 @@ impl Layout {
         device.write(Mutation::data(Bytes::ZERO, header.freeze()).with_fua(true)).await
     }
 
+    /// Has the running map of an empty record say `state_of` of every grain, states that the durable map need not name. Done means durable.
+    /// False if the record is not empty.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) async fn fill<E: Entry>(&self, device: &Device, state_of: impl Fn(u64) -> E) -> Result<bool> {
+        const AT_ONCE: u64 = 8192;
+        for first in (0..self.sectors).step_by(AT_ONCE as usize) {
+            let end = (first + AT_ONCE).min(self.sectors);
+            let offset = |map| self.map_at(map) + Bytes(first * SECTOR_BYTES as u64);
+            let length = Bytes((end - first) * SECTOR_BYTES as u64).align_up(BLOCK_BYTES).as_usize();
+            for map in [Map::Durable, Map::Running] {
+                let found = device.read(offset(map), Buffer::unpooled(length)).await?;
+                if found.iter().any(|byte| *byte != 0) {
+                    return Ok(false);
+                }
+            }
+            let mut buffer = Buffer::unpooled(length);
+            for (index, sector) in (first..end).zip(buffer.chunks_exact_mut(SECTOR_BYTES)) {
+                let grains = index * E::SECTOR_GRAINS..((index + 1) * E::SECTOR_GRAINS).min(self.grains);
+                let mut body = [0; BODY_BYTES];
+                for (grain, state) in (0..).zip(grains.map(&state_of)) {
+                    state.fill(&mut body, grain..grain + 1);
+                }
+                self.encode_sector(index, &body, sector);
+            }
+            device.write(Mutation::data(offset(Map::Running), buffer.freeze())).await?;
+        }
+        device.flush().await?;
+        Ok(true)
+    }
+
     /// Whether the record on `device` was last open in `boot`.
     pub(crate) async fn is_of_boot(&self, device: &Device, boot: [u8; 16]) -> Result<bool> {
         let expected = self.encode_boot(boot);

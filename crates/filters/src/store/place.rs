@@ -1,6 +1,7 @@
 //! Where the bytes of a grain are on the device of a store.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use block::Bytes;
 
@@ -52,6 +53,8 @@ pub(crate) struct PlaceAllocator {
     count: u64,
     /// Those that are free, as runs: the first of each and the one behind its last.
     free: BTreeMap<u64, u64>,
+    /// How many those are: of a large store whose free places lie apart they would take seconds to count.
+    free_count: u64,
     /// Where the next one is looked for.
     next: u64,
     /// Which the durable map may still name though the running one does not, and since which flush.
@@ -63,30 +66,55 @@ pub(crate) struct PlaceAllocator {
 }
 
 impl PlaceAllocator {
+    /// So many places that wait for a flush are looked at with one hold of whatever lock they are under.
+    pub(crate) const FLUSHED_AT_ONCE: usize = 1024;
+
     /// `count` places, of which `used` are in use.
     pub(crate) fn new(count: u64, used: impl IntoIterator<Item = u64>) -> Self {
-        let mut places = Self {
-            count,
-            free: BTreeMap::new(),
-            next: 0,
-            retired: BTreeMap::new(),
-            waiting: BTreeSet::new(),
-            flushes: 0,
-        };
+        let mut places = Self::all_used(count);
         let mut first = 0;
         let mut used: Vec<u64> = used.into_iter().collect();
         used.sort_unstable();
         for place in used {
             assert!(place < count, "place {place} of {count} was never given out");
-            if first < place {
-                places.free.insert(first, place);
-            }
+            places.add_free(first..place);
             first = place + 1;
         }
-        if first < count {
-            places.free.insert(first, count);
-        }
+        places.add_free(first..count);
         places
+    }
+
+    /// `count` places, all of them in use until [`add_free`](Self::add_free) says otherwise. A list of those in use would take more memory
+    /// than all else that is known of them.
+    pub(crate) const fn all_used(count: u64) -> Self {
+        Self {
+            count,
+            free: BTreeMap::new(),
+            free_count: 0,
+            next: 0,
+            retired: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            flushes: 0,
+        }
+    }
+
+    /// All of `run` is free, as far as there are such places. None of it was.
+    pub(crate) fn add_free(&mut self, run: Range<u64>) {
+        let (mut first, mut end) = (run.start, run.end.min(self.count));
+        if first >= end {
+            return;
+        }
+        self.free_count += end - first;
+        if let Some((&before, &before_end)) = self.free.range(..end).next_back() {
+            assert!(before_end <= first, "place {first} is given back twice");
+            if before_end == first {
+                first = before;
+            }
+        }
+        if let Some(behind_end) = self.free.remove(&end) {
+            end = behind_end;
+        }
+        self.free.insert(first, end);
     }
 
     /// How many there are.
@@ -95,8 +123,8 @@ impl PlaceAllocator {
     }
 
     /// How many are free now.
-    pub(crate) fn free_count(&self) -> u64 {
-        self.free.iter().map(|(first, end)| end - first).sum()
+    pub(crate) const fn free_count(&self) -> u64 {
+        self.free_count
     }
 
     /// Whether the durable map may name a place that the running one does not.
@@ -120,17 +148,18 @@ impl PlaceAllocator {
     }
 
     /// From now on there are `count` places. With fewer, those behind are not given out, and who has one keeps it until it is given back.
-    /// With more, those are free that `is_used` does not name.
-    pub(crate) fn set_count(&mut self, count: u64, is_used: impl Fn(u64) -> bool) {
+    /// With more, [`add_free`](Self::add_free) says which of those are free.
+    pub(crate) fn set_count(&mut self, count: u64) {
         if count < self.count {
-            self.free.split_off(&count);
+            let gone = self.free.split_off(&count);
+            self.free_count -= gone.iter().map(|(first, end)| end - first).sum::<u64>();
             if let Some((_, end)) = self.free.range_mut(..count).next_back() {
+                self.free_count -= end.saturating_sub(count);
                 *end = (*end).min(count);
             }
         }
-        let before = std::mem::replace(&mut self.count, count);
+        self.count = count;
         self.next %= count;
-        (before..count).filter(|place| !is_used(*place)).for_each(|place| self.insert_free(place));
     }
 
     /// Gives out a place.
@@ -170,6 +199,7 @@ impl PlaceAllocator {
         let around = self.free.range(..=place).next_back().map(|(first, end)| (*first, *end));
         let Some((first, end)) = around.filter(|(_, end)| *end > place) else { return false };
         self.free.remove(&first);
+        self.free_count -= 1;
         for (from, to) in [(first, place), (place + 1, end)] {
             if from < to {
                 self.free.insert(from, to);
@@ -193,33 +223,23 @@ impl PlaceAllocator {
         self.flushes
     }
 
-    /// The flush with this number has made the durable map what the running one was when it began.
-    pub(crate) fn flushed(&mut self, number: u64) {
-        let done: Vec<u64> =
-            self.retired.iter().filter(|(_, since)| **since <= number).map(|(place, _)| *place).collect();
-        for place in done {
-            self.retired.remove(&place);
-            if self.waiting.remove(&place) {
-                self.insert_free(place);
+    /// The flush with this number has made the durable map what the running one was when it began. Looks at no more than `max` of the places
+    /// that wait for it, those from `from` on, and gives where it is to go on: a drain may have left millions.
+    pub(crate) fn flushed(&mut self, number: u64, from: u64, max: usize) -> Option<u64> {
+        let some: Vec<(u64, u64)> =
+            self.retired.range(from..).take(max).map(|(place, since)| (*place, *since)).collect();
+        for (place, _) in some.iter().filter(|(_, since)| *since <= number) {
+            self.retired.remove(place);
+            if self.waiting.remove(place) {
+                self.insert_free(*place);
             }
         }
+        // Those behind are looked at next.
+        some.last().filter(|_| some.len() == max).map(|(place, _)| place + 1)
     }
 
     fn insert_free(&mut self, place: u64) {
-        if place >= self.count {
-            return;
-        }
-        let mut run = (place, place + 1);
-        if let Some((&first, &end)) = self.free.range(..=place).next_back() {
-            assert!(end <= place, "place {place} is given back twice");
-            if end == place {
-                run.0 = first;
-            }
-        }
-        if let Some(end) = self.free.remove(&run.1) {
-            run.1 = end;
-        }
-        self.free.insert(run.0, run.1);
+        self.add_free(place..place + 1);
     }
 }
 
@@ -248,10 +268,10 @@ mod tests {
         places.retire(0);
         places.give_back(0);
         assert!(places.has_retired());
-        places.flushed(under_way);
+        places.flushed(under_way, 0, 9);
         assert_eq!(places.take(), None, "that flush may have begun before the record let it go");
         let later = places.begin_flush();
-        places.flushed(later);
+        assert_eq!(places.flushed(later, 0, 9), None, "that was all");
         assert_eq!(places.take(), Some(0));
         assert!(!places.has_retired());
     }
@@ -263,19 +283,21 @@ mod tests {
         assert_eq!((places.free_count(), places.take(), places.take()), (1, Some(1), None));
         places.reclaim(2);
         let flush = places.begin_flush();
-        places.flushed(flush);
+        assert_eq!(places.flushed(flush, 0, 2), Some(3), "one is left");
+        assert_eq!(places.flushed(flush, 3, 2), None);
         assert_eq!((places.take(), places.take()), (Some(3), None), "2 was reclaimed, and 0 is in use");
     }
 
     #[test]
     fn places_that_are_taken_away_are_given_out_no_more_until_they_come_back() {
         let mut places = PlaceAllocator::new(8, [1, 6]);
-        places.set_count(4, |_| unreachable!("none is added"));
+        places.set_count(4);
         assert_eq!(places.free_count(), 3);
         places.give_back(6);
         let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
         assert_eq!(taken, [0, 2, 3]);
-        places.set_count(7, |place| place == 5);
+        places.set_count(7);
+        [4..5, 6..8].into_iter().for_each(|run| places.add_free(run));
         assert_eq!(places.free_count(), 2);
         assert_eq!([places.take(), places.take(), places.take()], [Some(4), Some(6), None]);
     }
@@ -285,7 +307,7 @@ mod tests {
         let mut places = PlaceAllocator::new(2, [0]);
         places.retire(0);
         let flush = places.begin_flush();
-        places.flushed(flush);
+        places.flushed(flush, 0, 9);
         assert_eq!((places.take(), places.take()), (Some(1), None));
         places.give_back(0);
         assert_eq!(places.take(), Some(0));

@@ -29,13 +29,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use block::{BLOCK_BYTES, Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutation, Result};
 use futures::future::join_all;
+use futures::{StreamExt as _, TryFutureExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 
 use super::base::Base;
 use super::entry::{BODY_BYTES, Body, Entry};
 use super::layout::{Layout, Map, SECTOR_BYTES};
 use super::map::StateMap;
-use live::Live;
+use live::{Live, SECTORS_AT_ONCE};
 
 /// A map is read and written in pieces of this many sectors.
 const STEP_SECTORS: u64 = 2048;
@@ -43,6 +44,8 @@ const STEP_SECTORS: u64 = 2048;
 pub(crate) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
 /// So many sectors between two of a map are written with them: on flash 16 KiB more take a tenth of what one more write takes.
 const GAP_SECTORS_MAX: u64 = 32;
+/// So many pieces of each map are read at a time.
+const READS_MAX: usize = 4;
 /// So many pieces of a map are written at a time.
 const WRITES_MAX: usize = 64;
 /// With so many sectors of the durable map behind, the store flushes by itself: 8 MiB of memory at most.
@@ -123,10 +126,15 @@ impl<E: Entry> Record<E> {
             last_held: BTreeMap::new(),
             pinned: BTreeMap::new(),
         };
-        for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
+        let reads = (0..layout.sectors()).step_by(STEP_SECTORS as usize).map(|first| {
             let count = STEP_SECTORS.min(layout.sectors() - first);
-            let durable = read_sectors(&device, &layout, Map::Durable, first, count).await?;
-            let running = read_sectors(&device, &layout, Map::Running, first, count).await?;
+            let read = |map| read_sectors(&device, &layout, map, first, count);
+            let both = futures::future::try_join(read(Map::Durable), read(Map::Running));
+            both.map_ok(move |(durable, running)| (first, durable, running))
+        });
+        // What comes next is read meanwhile.
+        let mut reads = futures::stream::iter(reads).buffered(READS_MAX);
+        while let Some((first, durable, running)) = reads.try_next().await? {
             if is_same_boot {
                 live.load_both(&layout, device.name(), first, &durable, &running)?;
             } else {
@@ -137,6 +145,7 @@ impl<E: Entry> Record<E> {
                 }
             }
         }
+        drop(reads);
         let record = Self {
             base,
             device,
@@ -162,8 +171,8 @@ impl<E: Entry> Record<E> {
         Ok(record)
     }
 
-    /// The same record with what `make` makes of its states beside them.
-    pub(crate) fn beside<X>(self, make: impl FnOnce(&StateMap<E>) -> Result<X>) -> Result<Record<E, X>> {
+    /// The same record with `beside` beside its states.
+    pub(crate) fn beside<X>(self, beside: X) -> Record<E, X> {
         let Self {
             base,
             device,
@@ -180,9 +189,8 @@ impl<E: Entry> Record<E> {
             has_pins,
         } = self;
         let Live { map, beside: (), behind, coming, last_held, pinned } = live.into_inner();
-        let beside = make(&map)?;
         let live = Mutex::new(Live { map, beside, behind, coming, last_held, pinned });
-        Ok(Record {
+        Record {
             base,
             device,
             layout,
@@ -196,7 +204,7 @@ impl<E: Entry> Record<E> {
             behind_max,
             behind_next,
             has_pins,
-        })
+        }
     }
 }
 
@@ -385,7 +393,11 @@ impl<E: Entry, X> Record<E, X> {
         }
         let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
         // First what the map is to say, then the base: what is drained in between is not in it.
-        let wanted = self.live.lock().begin_flush();
+        let (mut wanted, mut from) = (BTreeMap::new(), Some(0));
+        self.live.lock().coming.clear();
+        while let Some(next) = from {
+            from = self.live.lock().begin_flush(next, &mut wanted);
+        }
         if let Err(error) = self.base.flush().await {
             self.live.lock().coming.clear();
             if may_have_lost(&error) {
@@ -422,7 +434,11 @@ impl<E: Entry, X> Record<E, X> {
         })
         .await?;
         self.device.flush().await?;
-        self.live.lock().note_durable(wanted);
+        let mut written = wanted.into_iter();
+        while written.len() > 0 {
+            self.live.lock().note_durable(written.by_ref().take(SECTORS_AT_ONCE));
+        }
+        self.live.lock().forget_held();
         Ok(())
     }
 

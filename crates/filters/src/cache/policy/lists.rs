@@ -10,6 +10,10 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct Links(Vec<[u32; 2]>);
 
 impl Links {
+    pub(super) const fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn resize(&mut self, places: usize) {
         set_length(&mut self.0, places, [NONE; 2]);
     }

@@ -55,6 +55,10 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
+    fn places(&self) -> usize {
+        self.states.len()
+    }
+
     fn resize(&mut self, places: usize) {
         self.links.resize(places);
         set_length(&mut self.states, places, 0);
@@ -144,7 +148,8 @@ struct Ghost {
 
 impl Ghost {
     fn resize(&mut self, places: usize) {
-        self.slots = vec![0; places];
+        // What it knows stands elsewhere in a table of another length, so it is forgotten in effect.
+        set_length(&mut self.slots, places, 0);
     }
 
     /// How far the clock goes on for one tick of a slot's moment, so that twice the table's length fits.
@@ -172,6 +177,10 @@ impl Ghost {
 
     /// Whether it is there; it is not afterwards.
     fn takes_out(&mut self, block: u64) -> bool {
+        if self.clock == 0 {
+            // Of a cache that is being opened. To look would touch all of the table's memory.
+            return false;
+        }
         let (slot, fingerprint) = self.slot_of(block);
         let found = self.slots[slot];
         if found >> (32 - FINGERPRINT_BITS) != fingerprint {
