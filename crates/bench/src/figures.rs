@@ -11,6 +11,11 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// Takes those of `other` as well.
+    pub(crate) fn extend(&mut self, other: &Self) {
+        self.0.extend(&other.0);
+    }
+
     /// By how much each is more than its peer's of the same run.
     pub(crate) fn more_than(&self, peer: &Self) -> Self {
         Self(self.0.iter().zip(&peer.0).map(|(own, peer)| own - peer).collect())

@@ -6,6 +6,7 @@ mod cache;
 mod idle;
 mod isolation;
 mod large;
+mod large_cache;
 mod layers;
 mod machine;
 mod memory;
@@ -25,7 +26,7 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large, seek, seek-search, seek-rate. May be given again, or with commas.
+    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large, large-cache, seek, seek-search, seek-rate. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -40,6 +41,12 @@ pub(crate) struct Arguments {
     /// MiB that the mirror rows move.
     #[arg(long, default_value_t = 2048)]
     mirror_mib: u64,
+    /// GiB of the large cache. A full one takes 27 bytes of memory for each 4 KiB: 7.3 GB for 1024.
+    #[arg(long, default_value_t = 1024)]
+    large_cache_gib: u64,
+    /// How often the large cache is measured: minutes each time.
+    #[arg(long, default_value_t = 1)]
+    large_cache_runs: usize,
     /// A folder in memory (tmpfs).
     #[arg(long, default_value = "/dev/shm")]
     memory_folder: PathBuf,
@@ -67,6 +74,8 @@ struct Bench {
     seconds: u32,
     repeats: usize,
     mirror_bytes: u64,
+    large_cache_gib: u64,
+    large_cache_runs: usize,
     /// A private folder in memory.
     memory: tempfile::TempDir,
     /// A private folder on the machine's disk.
@@ -92,6 +101,7 @@ const GROUPS: &Groups<Bench> = &[
     ("adopt", adopt::run),
     ("memory", memory::run),
     ("large", large::run),
+    ("large-cache", large_cache::run),
     ("seek", seek::run),
     ("seek-search", seek::run_search),
     ("seek-rate", seek::run_at_rate),
@@ -108,6 +118,8 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         seconds: arguments.seconds.max(1),
         repeats: arguments.repeats.max(1),
         mirror_bytes: arguments.mirror_mib << 20,
+        large_cache_gib: arguments.large_cache_gib.max(1),
+        large_cache_runs: arguments.large_cache_runs.max(1),
         memory: private_folder(&arguments.memory_folder)?,
         disk: private_folder(&disk_folder)?,
         programs,

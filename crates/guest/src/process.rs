@@ -111,9 +111,22 @@ fn cpu_in(path: &str) -> anyhow::Result<Duration> {
 /// # Errors
 /// It is gone.
 pub fn memory_peak_of(pid: u32) -> anyhow::Result<u64> {
+    memory_in(pid, "VmHWM:")
+}
+
+/// The memory that a process has now, in bytes.
+///
+/// # Errors
+/// It is gone.
+pub fn memory_now_of(pid: u32) -> anyhow::Result<u64> {
+    memory_in(pid, "VmRSS:")
+}
+
+fn memory_in(pid: u32, name: &str) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).context("reading a process's status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("the kernel tells no VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("VmHWM is a number")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let line = line.with_context(|| format!("the kernel tells no {name}"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{name} is a number"))?;
     Ok(kib << 10)
 }
 

@@ -49,7 +49,7 @@ fn measure(bench: &Bench, pattern: &str, depth: u32) -> anyhow::Result<[f64; 2]>
     let endpoint = Endpoint { socket: folder.path().join(format!("{VOLUME}.sock")), export: VOLUME };
     let (alone, _) = super::nbd::load(bench, &endpoint, pattern, depth, FILE_BYTES)?;
     let socket = folder.path().join(format!("{OTHER}.sock"));
-    let mut others: Vec<_> = (0..CONNECTIONS).map(|_| connect(&socket)).collect::<anyhow::Result<_>>()?;
+    let mut others: Vec<_> = (0..CONNECTIONS).map(|_| connect(&socket, OTHER)).collect::<anyhow::Result<_>>()?;
     // Until then a connection may be kept back for the requests of those before it.
     std::thread::sleep(Duration::from_millis(500));
     others.iter_mut().try_for_each(ask_for_much)?;
@@ -60,7 +60,7 @@ fn measure(bench: &Bench, pattern: &str, depth: u32) -> anyhow::Result<[f64; 2]>
 }
 
 /// A client in its transmission.
-fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
+pub(super) fn connect(socket: &Path, name: &str) -> anyhow::Result<UnixStream> {
     let mut stream = UnixStream::connect(socket).context("connecting to an export")?;
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).context("reading the greeting")?;
@@ -68,8 +68,8 @@ fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
     let mut hello = 3_u32.to_be_bytes().to_vec();
     hello.extend_from_slice(b"IHAVEOPT");
     hello.extend_from_slice(&1_u32.to_be_bytes());
-    hello.extend_from_slice(&(OTHER.len() as u32).to_be_bytes());
-    hello.extend_from_slice(OTHER.as_bytes());
+    hello.extend_from_slice(&(name.len() as u32).to_be_bytes());
+    hello.extend_from_slice(name.as_bytes());
     stream.write_all(&hello)?;
     let mut export = [0; 10];
     stream.read_exact(&mut export).context("reading the export's size")?;
