@@ -1,9 +1,10 @@
 //! How long a volume waits for a cache that holds nothing.
 //!
 //! Nobody waits for the opening of a cache that holds nothing once it has not got on for [`ANSWER_LIMIT`], or takes longer than
-//! [`OPENING_LIMIT`] altogether: its volume comes up without it, as it does if that fails. A large cache takes some tens of seconds,
-//! and would be lost at every start if that were not told from a store that does not answer. An opening cannot be called back. What it has asked the flash for may be done whenever that answers, and so
-//! it goes on then, to its end. What it writes are the part's generation, its boot, and, where it begins anew, its header and maps.
+//! [`OPENING_LIMIT`] altogether: its volume comes up without it, as it does if that fails. A large cache takes some tens of seconds of a
+//! processor, and would be lost at every start if that were not told from a store that does not answer. An opening cannot be called
+//! back. What it has asked the flash for may be done whenever that answers, and so it goes on then, to its end. What it writes are the
+//! part's generation, its boot, and, where it begins anew, its header and maps.
 //! Nobody believes that by mistake:
 //!
 //! | who opens the same place later | |
@@ -25,7 +26,7 @@ use crate::overlays::OverlayContext;
 /// How long its store may be silent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// How long all of it may take.
-const OPENING_LIMIT: Duration = Duration::from_secs(120);
+const OPENING_LIMIT: Duration = Duration::from_secs(600);
 
 /// What `opening` gives, which opens the cache of `layer`, and raises `progress` whenever it gets on.
 ///

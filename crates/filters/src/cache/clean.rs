@@ -255,7 +255,7 @@ impl Inner {
             cleaner.next_place = end % places;
             if looked.is_multiple_of(YIELD_STEP) {
                 // With few of many places dirty, this takes a second or more.
-                tokio::task::yield_now().await;
+                self.rest().await;
             }
         }
         cleaner.queue.sort_unstable_by(|one, other| other.cmp(one));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use block::{Buffer, Bytes, Error, ErrorKind, Mutation, Result};
 use futures::future::join_all;
@@ -21,6 +22,8 @@ const LOOK_STEP: u64 = 4096;
 const RESIZED_AT_ONCE: usize = 64 << 10;
 /// and so many slots of a table that is made anew are brought over.
 const MOVED_AT_ONCE: usize = 2048;
+/// So long whoever walks over all places leaves the record alone between two holds.
+const REST: Duration = Duration::from_millis(1);
 
 impl Cache {
     /// From now on it is believed in this epoch, and in no other. Done means durable. The owner calls it when the volume gets a new epoch
@@ -125,7 +128,7 @@ impl Cache {
         inner.record.with(|_, index| index.begin_table(places));
         inner.resize_index(places).await;
         while !inner.record.with(|_, index| index.trim_some(RESIZED_AT_ONCE)) {
-            tokio::task::yield_now().await;
+            inner.rest().await;
         }
         inner.move_table().await;
         Ok(())
@@ -197,10 +200,16 @@ impl Inner {
         Ok(())
     }
 
+    /// Lets the guest have the record. Who takes it again and again and only yields between has it most of the time: a request takes it many
+    /// times, and waits each time until whoever has it is suspended.
+    pub(super) async fn rest(&self) {
+        self.env.sleep(REST).await;
+    }
+
     /// The index has so many places from now on.
     async fn resize_index(&self, places: u64) {
         while !self.record.with(|states, index| index.resize_some(states, places, RESIZED_AT_ONCE as u64)) {
-            tokio::task::yield_now().await;
+            self.rest().await;
         }
     }
 
@@ -212,7 +221,7 @@ impl Inner {
             if let Moved::All(_memory) = moved {
                 return;
             }
-            tokio::task::yield_now().await;
+            self.rest().await;
         }
     }
 
@@ -241,7 +250,7 @@ impl Inner {
                 };
                 self.clean_runs(some.iter().filter_map(dirty).collect()).await?;
             }
-            tokio::task::yield_now().await;
+            self.rest().await;
         }
         if !self.holds_nothing() {
             self.flush_record().await?;
@@ -254,7 +263,7 @@ impl Inner {
                 // Neighbours are in one sector of the map, which is written once for all of them.
                 try_all(join_all(some.iter().map(|place| self.empty_place(*place as u32))).await)?;
             }
-            tokio::task::yield_now().await;
+            self.rest().await;
         }
         Ok(())
     }
