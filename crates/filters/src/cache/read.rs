@@ -42,6 +42,19 @@ enum Plan {
     Both(Vec<Piece>),
 }
 
+impl Plan {
+    /// What of `extent` is read from the base.
+    fn of_base(&self, extent: Extent) -> impl Iterator<Item = Extent> {
+        let (whole, pieces): (Option<Extent>, &[Piece]) = match self {
+            Self::Base => (Some(extent), &[]),
+            Self::Place(_) => (None, &[]),
+            Self::Both(pieces) => (None, pieces),
+        };
+        let of_base = pieces.iter().filter(|piece| piece.source.is_none()).map(|piece| piece.extent);
+        whole.into_iter().chain(of_base)
+    }
+}
+
 /// What came of reading pieces.
 enum Outcome {
     Read(Buffer),
@@ -87,16 +100,17 @@ impl Inner {
                 let may_be_overtaken = !matches!(plan, Plan::Place(_)) && guard.is_none() && self.may_hold_more(index);
                 (plan, is_long, may_be_overtaken.then(|| self.changes_of(extent)))
             });
-            let outcome = match plan {
-                Plan::Place(place) => self.read_in_place(extent, buffer, place).await?,
+            let outcome = match &plan {
+                Plan::Place(place) => self.read_in_place(extent, buffer, *place).await?,
                 Plan::Base => Outcome::Read(self.read_base(extent, buffer, is_guest, is_long).await?),
                 Plan::Both(pieces) => self.read_pieces(extent, buffer, pieces, is_guest, is_long).await?,
             };
             // What was dirtied meanwhile may have been discarded at the base, and still be what others read in its place. A discard waits
-            // until the write before it has ended, so that has raised the number.
-            let has_changed = stamp.is_some_and(|stamp| stamp != self.changes_of(extent));
+            // until the write before it has ended, so that has raised the number. Other blocks raise it, too: the index knows which.
+            let is_overtaken =
+                stamp.is_some_and(|stamp| stamp != self.changes_of(extent)) && self.is_dirtied(&plan, extent);
             let outcome = match outcome {
-                Outcome::Read(read) if has_changed => Outcome::Again(read),
+                Outcome::Read(read) if is_overtaken => Outcome::Again(read),
                 outcome => outcome,
             };
             match outcome {
@@ -115,7 +129,18 @@ impl Inner {
         index.dirty_sectors > 0 || self.takes_dirty()
     }
 
-    /// A number that is another one once a change of `extent` has begun or ended.
+    /// Whether something that `plan` has read from the base is dirty by now, and so is read in its place by others. What was dirty
+    /// meanwhile and is not any more is in the base for all.
+    fn is_dirtied(&self, plan: &Plan, extent: Extent) -> bool {
+        self.record.with(|states, index| {
+            plan.of_base(extent).flat_map(|part| self.parts_of(part)).any(|(block, part)| {
+                let dirty = index.find(states, block).map_or(0, |found| found.entry.dirty());
+                self.sectors_of(part).0 & dirty != 0
+            })
+        })
+    }
+
+    /// A number that is another one once a change of `extent`, or of some other blocks, has begun or ended.
     fn changes_of(&self, extent: Extent) -> u64 {
         self.write_stamps.sum(self.block.indices_of(extent))
     }
@@ -280,7 +305,7 @@ impl Inner {
         self: &Arc<Self>,
         extent: Extent,
         mut buffer: Buffer,
-        pieces: Vec<Piece>,
+        pieces: &[Piece],
         is_guest: bool,
         is_long: bool,
     ) -> Result<Outcome> {

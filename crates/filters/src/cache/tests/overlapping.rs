@@ -13,12 +13,14 @@ struct Gate {
     holds_reads: AtomicBool,
     /// Writes before this byte are held.
     holds_writes_before: AtomicU64,
+    /// How many reads it has answered.
+    reads: AtomicU64,
 }
 
 impl Gate {
     fn over(inner: Device) -> (Device, Arc<Self>) {
-        let gate =
-            Arc::new(Self { inner, holds_reads: AtomicBool::new(false), holds_writes_before: AtomicU64::new(0) });
+        let (holds_reads, holds_writes_before) = (AtomicBool::new(false), AtomicU64::new(0));
+        let gate = Arc::new(Self { inner, holds_reads, holds_writes_before, reads: AtomicU64::new(0) });
         (Device::from_arc("gate", Arc::clone(&gate) as _), gate)
     }
 
@@ -41,6 +43,7 @@ impl BlockDevice for Gate {
             while self.holds_reads.load(Ordering::SeqCst) {
                 tokio::task::yield_now().await;
             }
+            self.reads.fetch_add(1, Ordering::SeqCst);
             self.inner.read(offset, buffer).await
         })
     }
@@ -67,8 +70,13 @@ const PLACES: u64 = 9;
 
 /// A write-back cache whose base and partition have gates, and where the data of the partition begins.
 async fn gated() -> (Stand, [Arc<Gate>; 2], u64) {
-    let header = header_of(SIZE, BLOCK, PLACES);
-    let (base, base_gate) = Gate::over(memory(SIZE));
+    gated_of(SIZE).await
+}
+
+/// The same of a volume of `size`.
+async fn gated_of(size: Bytes) -> (Stand, [Arc<Gate>; 2], u64) {
+    let header = header_of(size, BLOCK, PLACES);
+    let (base, base_gate) = Gate::over(memory(size));
     let (partition, partition_gate) = Gate::over(memory(header.partition_bytes()));
     let stand = Stand::over(base, partition, options(CacheMode::WriteBack), PLACES).await;
     (stand, [base_gate, partition_gate], header.partition_bytes().get() - PLACES * BLOCK)
@@ -119,4 +127,24 @@ async fn a_read_of_the_base_does_not_see_a_discard_while_others_see_what_it_disc
     partition.hold_writes_before(0);
     zeroing.await.expect("it ends");
     assert_eq!(byte_at(&stand.guest, 0, SECTOR).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_of_the_base_is_not_repeated_for_writes_to_other_blocks() {
+    // More blocks than there are stamps: the last one has that of block 0.
+    const BLOCKS: u64 = (1 << 16) + 1;
+    let (stand, [base, _], _) = gated_of(Bytes(BLOCKS * BLOCK)).await;
+    write(&stand.base, 0, &[9; BLOCK as usize]).await;
+    // Of block 0 some is in its place: the read is one of pieces.
+    write(&stand.guest, BLOCK - SECTOR, &[1; SECTOR as usize]).await;
+    base.hold_reads(true);
+    let guest = stand.guest.clone();
+    let reading = tokio::spawn(async move { byte_at(&guest, 0, BLOCK).await });
+    yield_often().await;
+    write(&stand.guest, (BLOCKS - 1) * BLOCK, &[2; BLOCK as usize]).await;
+    // What is dirty of block 0 itself and was read in its place is no reason either.
+    write(&stand.guest, BLOCK - SECTOR, &[3; SECTOR as usize]).await;
+    base.hold_reads(false);
+    assert_eq!(reading.await.expect("it ends"), 9);
+    assert_eq!(base.reads.load(Ordering::SeqCst), 1, "the base was read again for nothing");
 }
