@@ -142,11 +142,10 @@ impl Inner {
     }
 
     /// Writes everything that is dirty to the base, while nothing becomes dirty.
-    pub(super) async fn clean_all(&self) -> Result<()> {
-        let mut cleaner = self.cleaner.lock().await;
+    pub(super) async fn clean_all(&self, cleaner: &mut Cleaner) -> Result<()> {
         while !self.is_clean() {
             self.check_emptying()?;
-            if self.clean_some(&mut cleaner, self.options.write_back_depth.max(1)).await?.is_zero() {
+            if self.clean_some(cleaner, self.options.write_back_depth.max(1)).await?.is_zero() {
                 self.changes_end().await;
             }
         }

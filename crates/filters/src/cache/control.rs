@@ -140,12 +140,17 @@ impl Inner {
         // Who began before may still make something dirty.
         self.changes_end().await;
         loop {
-            self.take_back().await?;
-            self.clean_all().await?;
-            if self.holds_nothing() {
+            // Whoever closes the cache waits for this, and gives its partition away afterwards.
+            let mut cleaner = self.cleaner.lock().await;
+            if self.holds_nothing() && !self.record.has_pins() {
                 return Ok(());
             }
             self.check_emptying()?;
+            self.take_back().await?;
+            self.clean_all(&mut cleaner).await?;
+            if self.holds_nothing() {
+                return Ok(());
+            }
             match self.flush_record().await {
                 Ok(()) => {}
                 // Its durable map stays as it is. What it names is in the base.

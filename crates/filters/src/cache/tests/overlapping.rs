@@ -148,3 +148,29 @@ async fn a_read_of_the_base_is_not_repeated_for_writes_to_other_blocks() {
     assert_eq!(reading.await.expect("it ends"), 9);
     assert_eq!(base.reads.load(Ordering::SeqCst), 1, "the base was read again for nothing");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_is_closed_while_it_is_emptied_leaves_its_partition_alone_afterwards() {
+    const MANY: u64 = 64;
+    let header = header_of(SIZE, BLOCK, MANY);
+    let (partition, gate) = Gate::over(memory(header.partition_bytes()));
+    let options = CacheOptions { dirty_low_percent: 0, ..options(CacheMode::WriteBack) };
+    let stand = Stand::over(memory(SIZE), partition, options, MANY).await;
+    write(&stand.guest, 0, &[1; 2 * BLOCK as usize]).await;
+    stand.guest.flush().await.expect("it takes it");
+    stand.cache.write_back().await.expect("it takes it");
+    assert!(stand.cache.is_clean() && !stand.cache.holds_nothing(), "the durable map names what was cleaned");
+    // The last that an emptying does is to write the durable map.
+    gate.hold_writes_before(header.partition_bytes().get() - MANY * BLOCK);
+    let (emptied, closed) = (stand.cache.clone(), stand.cache.clone());
+    let emptying = tokio::spawn(async move { emptied.drain().await });
+    yield_often().await;
+    assert!(!emptying.is_finished(), "it waits for the partition");
+    let closing = tokio::spawn(async move { closed.close().await });
+    yield_often().await;
+    assert!(!closing.is_finished(), "the partition is given away while it is still written to");
+    gate.hold_writes_before(0);
+    closing.await.expect("it ends");
+    emptying.await.expect("it ends").expect("nothing fails");
+    assert!(stand.cache.holds_nothing());
+}
