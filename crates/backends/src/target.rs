@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::{SERVER_BYTE, Strength, describe_holder, try_lock};
 use crate::mark::{carries_mark, mark, marked_epoch, unmark};
+use crate::reserve::reserve;
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
 pub(crate) use block_device::block_size_of;
@@ -174,6 +175,21 @@ impl PreparedTarget {
             return Ok(());
         }
         mark(&file, epoch, volume).and_then(|()| file.sync_all()).map_err(attempt)
+    }
+
+    /// Reserves the space of the first `length` bytes of its file, which read as before; where the file system cannot do that, nothing.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no such space, `Replaced`; what the operating system says.
+    pub fn reserve(&self, length: Bytes) -> Result<(), TargetError> {
+        let path = self.spec.path();
+        if self.origin == TargetOrigin::BlockDevice {
+            return Ok(());
+        }
+        let attempt = |error| TargetError::os(path, "reserving the space of", error);
+        let file = File::options().write(true).open(path).map_err(attempt)?;
+        self.check_open(&file)?;
+        reserve(&file, length).and_then(|_| file.sync_all()).map_err(attempt)
     }
 
     /// The epoch under which a move was committed to it since it was prepared, if one was.

@@ -140,6 +140,14 @@ pub trait Backends: OverlayBackends {
     /// Somebody else has it; what the place says.
     fn discard<'a>(&'a self, target: &'a PreparedTarget, env: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>>;
 
+    /// See [`PreparedTarget::reserve`].
+    ///
+    /// # Errors
+    /// There is no such space; what the place says.
+    fn reserve(&self, _target: &PreparedTarget, _length: Bytes) -> Result<(), TargetError> {
+        Ok(())
+    }
+
     /// See [`PreparedTarget::mark`].
     ///
     /// # Errors

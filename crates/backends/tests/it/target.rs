@@ -126,6 +126,24 @@ async fn a_file_system_that_is_full_or_read_only_is_refused() {
 }
 
 #[tokio::test]
+async fn a_target_is_reserved_whole_or_not_at_all() {
+    let small = SmallFileSystem::ext4();
+    let path = small.directory.path().join("store");
+    let spec = BackendSpec::file(&path);
+    let size = Bytes(4 << 20);
+    let request = TargetRequest { spec: &spec, source: None, size, guest_alignment: 512, overwrite: false };
+    let made = prepare_target(&request, &RealEnv::new()).await.expect("it fits");
+    let blocks = || std::fs::metadata(&path).expect("it is there").blocks();
+    assert_eq!(blocks(), 0, "a target is sparse");
+    made.reserve(size).expect("there is room");
+    assert!(blocks() * 512 >= size.get(), "{} blocks", blocks());
+    let error = made.reserve(Bytes(64 << 20)).expect_err("the file system has 16 MiB");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    made.discard().expect("removed");
+    assert!(made.reserve(size).is_err() && !path.exists(), "a file that is gone is not made again");
+}
+
+#[tokio::test]
 async fn a_target_in_use_is_refused_and_keeps_its_bytes() {
     let directory = directory();
     let target = directory.path().join("target");

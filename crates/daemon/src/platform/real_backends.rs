@@ -99,6 +99,10 @@ impl Backends for RealBackends {
         Box::pin(target.discard_once_free(env))
     }
 
+    fn reserve(&self, target: &PreparedTarget, length: Bytes) -> Result<(), TargetError> {
+        in_place(|| target.reserve(length))
+    }
+
     fn mark(&self, target: &PreparedTarget, epoch: u64, volume: &str) -> Result<(), TargetError> {
         in_place(|| target.mark(epoch, volume))
     }

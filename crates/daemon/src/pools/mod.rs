@@ -135,7 +135,19 @@ impl PoolContext {
             TargetRequest { spec: &spec, source: None, size, guest_alignment: CLIENT_SECTOR, overwrite: false };
         let made = self.backends.prepare(&request, &*self.env).await;
         let made = made.map_err(|error| of_target(&error))?;
-        Ok(StoreDocument { place: Location::Local(spec), made: Some(made) })
+        let reserved = self.backends.reserve(&made, size);
+        let store = StoreDocument { place: Location::Local(spec), made: Some(made) };
+        // A store that finds no room later has failed, and what it holds may be the only copy.
+        if let Err(error) = reserved {
+            self.discard(&store).await;
+            return Err(match error.kind() {
+                block::ErrorKind::NoSpace => Error::new(ErrorCode::NoSpace, error.to_string()).with_hint(
+                    "make room or give a smaller size=; a file that you make yourself, named without size=, may be sparse",
+                ),
+                _ => of_target(&error),
+            });
+        }
+        Ok(store)
     }
 
     /// Opens and locks the store at `place`.
