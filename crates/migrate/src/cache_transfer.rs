@@ -42,7 +42,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-pub use source::CacheDeparture;
+pub use source::{CacheDeparture, CacheSeal};
 pub use target::CacheArrival;
 
 /// How a cache goes with its volume.

@@ -36,7 +36,7 @@ pub mod stream;
 mod zeroes;
 
 pub use cache_transfer::{
-    CacheArrival, CacheDeparture, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart,
+    CacheArrival, CacheDeparture, CacheSeal, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart,
 };
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};

@@ -118,6 +118,12 @@ pub struct CacheDeparture {
     pub blocks_there: u64,
     /// The hit rate that the guest would have there, as a share of what it has here.
     pub hit_share: f64,
+    /// How long the stopped guest has waited for the target to drop what was changed last, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal_ms: Option<f64>,
+    /// Whether the target has answered that. If not, its cache may begin empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<bool>,
 }
 
 /// A cache that comes, or has just come, with its VM.

@@ -34,6 +34,8 @@ use crate::volume::Volume;
 const SHARE_MIN: f64 = 0.95;
 /// How often it is looked whether it has that.
 const LOOK: Duration = Duration::from_millis(50);
+/// The target has so long at least to drop what the guest has changed last, however short the downtime is to be.
+const SEAL_LEAST: Duration = Duration::from_millis(100);
 /// How long is waited before another connection is made, and for how long that is tried once the guest is gone.
 const REST: Duration = Duration::from_millis(200);
 const GONE_LIMIT: Duration = Duration::from_secs(15);
@@ -253,6 +255,14 @@ impl MachineMove {
         .await;
     }
 
+    /// How long the stopped guest waits for the seal. With `firepan` it has waited for all that was copied, which an end here would waste.
+    fn seal_limit(&self, way: CacheWay) -> Duration {
+        match way {
+            CacheWay::Firepan => Duration::MAX,
+            _ => self.downtime_limit().max(SEAL_LEAST),
+        }
+    }
+
     /// The disks are held: what has come may be believed.
     ///
     /// # Errors
@@ -268,7 +278,7 @@ impl MachineMove {
         }
         let sealing = self.caches.iter().filter_map(|departing| Some((departing, departing.departure.as_ref()?)));
         join_all(sealing.map(|(departing, departure)| async move {
-            if let Err(error) = departure.seal().await {
+            if let Err(error) = departure.seal(self.seal_limit(departing.options.way)).await {
                 tracing::warn!(
                     volume = departing.volume.name,
                     error = error.chain(),
@@ -291,6 +301,8 @@ impl MachineMove {
                 blocks,
                 blocks_there,
                 hit_share: departure.share_there(),
+                seal_ms: departure.last_seal().map(|seal| seal.took.as_secs_f64() * 1e3),
+                sealed: departure.last_seal().map(|seal| seal.is_answered),
             })
         };
         self.caches.iter().filter_map(shown).collect()

@@ -37,7 +37,7 @@ const GB: u64 = 1_000_000_000;
 /// The switchover waits so long for little, and no longer for much.
 const WAIT_LEAST: Duration = Duration::from_secs(5);
 const WAIT_MOST: Duration = Duration::from_secs(60);
-/// How long the target may take to do what it was told before the seal.
+/// How long the target may take at most to do what it was told before the seal.
 const SEAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A cache whose volume is on its way to another host. Clones are the same.
@@ -70,6 +70,16 @@ struct State {
     is_enough: bool,
     /// The share of hits when the guest was held.
     share_held: Option<f64>,
+    seal: Option<CacheSeal>,
+}
+
+/// What came of the last seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSeal {
+    /// How long the guest was held for it.
+    pub took: Duration,
+    /// Whether the target has answered that it believes what it has. Otherwise its cache may begin empty.
+    pub is_answered: bool,
 }
 
 impl CacheDeparture {
@@ -204,11 +214,26 @@ impl CacheDeparture {
     }
 
     /// The guest is held, and is never let go here unless nobody takes the volume at the target: has the target drop what was changed, and
-    /// believe the rest.
+    /// believe the rest. It has `limit` for that, and never more than 5 s.
     ///
     /// # Errors
     /// It is not connected or does not answer. It believes nothing then.
-    pub async fn seal(&self) -> Result<()> {
+    pub async fn seal(&self, limit: Duration) -> Result<()> {
+        let inner = &self.inner;
+        let began = inner.env.now();
+        let sealed = self.seal_within(limit.min(SEAL_LIMIT)).await;
+        let seal = CacheSeal { took: inner.env.now().since(began), is_answered: sealed.is_ok() };
+        inner.state.change(|state| state.seal = Some(seal));
+        sealed
+    }
+
+    /// What came of the seal, once there was one.
+    #[must_use]
+    pub fn last_seal(&self) -> Option<CacheSeal> {
+        self.inner.state.get().seal
+    }
+
+    async fn seal_within(&self, limit: Duration) -> Result<()> {
         let inner = &self.inner;
         let (number, share) = (inner.state.get().sealed + 1, self.share_there());
         inner.state.change(|state| state.share_held = Some(share));
@@ -217,7 +242,7 @@ impl CacheDeparture {
         let link = link.ok_or_else(lost)?;
         inner.tell_changes(&link).and_then(|()| link.send(Frame::new(Kind::Seal, number)).ok()).ok_or_else(lost)?;
         let sealed = self.until(|state| state.sealed == number || !state.is_linked);
-        let answered = env::timeout(&*inner.env, SEAL_LIMIT, sealed).await;
+        let answered = env::timeout(&*inner.env, limit, sealed).await;
         match answered {
             Some(()) if inner.state.get().sealed == number => Ok(()),
             _ => Err(lost()),

@@ -135,7 +135,7 @@ async fn each_way_brings_what_it_says_and_ends() {
         if way == CacheWay::Hybrid {
             assert!(departure.share_there() >= 0.95, "{}", departure.share_there());
         }
-        departure.seal().await.expect("it answers");
+        departure.seal(Duration::MAX).await.expect("it answers");
         assert!(arrival.is_sealed());
         arrival.guest_is_here(two.base.clone());
         if way == CacheWay::FirepanIf {
@@ -194,7 +194,7 @@ async fn what_the_source_takes_after_the_list_was_made_comes_as_well() {
     two.rest(3000).await;
     assert!((20..40).all(|block| two.target.has(block)), "{:?}", arrival.status());
     two.warm_source(40..60).await;
-    departure.seal().await.expect("it answers");
+    departure.seal(Duration::MAX).await.expect("it answers");
     arrival.guest_is_here(two.base.clone());
     arrival.over().await;
     for block in 0..60 {
@@ -215,16 +215,36 @@ async fn a_target_that_was_not_sealed_drops_what_it_has_of_an_earlier_connection
     drop(joined.await);
     // Nobody tells the target of this.
     two.write(&two.guest_there, 5, 99).await;
-    assert!(departure.seal().await.is_err(), "nobody is connected");
+    assert!(departure.seal(Duration::MAX).await.is_err(), "nobody is connected");
+    let seal = departure.last_seal().expect("there was one");
+    assert!(!seal.is_answered && seal.took.is_zero(), "{seal:?}");
     let joined = two.connect(&departure, &arrival);
     departure.whole().await;
-    departure.seal().await.expect("it answers");
+    departure.seal(Duration::MAX).await.expect("it answers");
     arrival.guest_is_here(two.base.clone());
     for block in 0..20 {
         two.check(&two.guest_here, block, "after two connections").await;
     }
     arrival.over().await;
     joined.await.expect("it ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_guest_waits_for_a_seal_no_longer_than_is_said() {
+    for (limit, most) in [(300, 300), (60_000, 5_000)] {
+        let two = Two::new(5).await;
+        let (departure, _) = two.both(&by(CacheWay::Hybrid));
+        // The target takes what it is told, and answers nothing.
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let served = departure.clone();
+        let joined = tokio::spawn(async move { served.run(Box::new(near)).await });
+        two.rest(100).await;
+        assert!(departure.seal(Duration::from_millis(limit)).await.is_err(), "nobody answers");
+        let seal = departure.last_seal().expect("there was one");
+        assert_eq!((seal.took, seal.is_answered), (Duration::from_millis(most), false));
+        joined.abort();
+        drop(far);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,7 +255,7 @@ async fn a_source_that_is_lost_with_the_guest_here_ends_the_transfer() {
         let (departure, arrival) = two.both(&CacheTransferOptions { in_flight: 1, ..by(way) });
         let joined = two.connect(&departure, &arrival);
         tokio::task::yield_now().await;
-        while departure.seal().await.is_err() {
+        while departure.seal(Duration::MAX).await.is_err() {
             two.rest(1).await;
         }
         arrival.guest_is_here(two.base.clone());
@@ -293,7 +313,7 @@ async fn the_changes_of_a_guest_that_writes_until_it_is_held_are_never_read_as_b
                 11 if !guest_here && step > 150 => {
                     // It is held: nobody writes until the target has it.
                     departure.begin_copy();
-                    guest_here = departure.seal().await.is_ok();
+                    guest_here = departure.seal(Duration::MAX).await.is_ok();
                     if guest_here {
                         arrival.guest_is_here(two.base.clone());
                     }
@@ -337,7 +357,7 @@ async fn a_source_that_hangs_holds_no_read_of_the_guest_up_for_long_and_is_soon_
     tokio::spawn(async move { drop(leaving.run(Box::new(near)).await) });
     tokio::spawn(async move { drop(coming.run(Box::new(far)).await) });
     two.rest(200).await;
-    departure.seal().await.expect("it answers");
+    departure.seal(Duration::MAX).await.expect("it answers");
     arrival.guest_is_here(two.base.clone());
     two.check(&two.guest_here, 39, "read at the source").await;
     let held = permits.acquire_many(2).await.expect("it is never closed");
@@ -388,7 +408,7 @@ async fn a_block_that_was_on_its_way_into_the_flash_when_the_connection_was_lost
         two.rest(wait).await;
         let joined = two.connect(&departure, &arrival);
         two.rest(5_000).await;
-        departure.seal().await.expect("it answers");
+        departure.seal(Duration::MAX).await.expect("it answers");
         arrival.guest_is_here(two.base.clone());
         arrival.over().await;
         for block in 0..4 {
@@ -416,7 +436,7 @@ async fn a_warmer_beside_the_memory_waits_for_the_list_and_believes_nothing_that
     }
     two.rest(500).await;
     assert!(arrival.status().from_storage >= 15, "{:?}: it has not waited for the list", arrival.status());
-    departure.seal().await.expect("it answers");
+    departure.seal(Duration::MAX).await.expect("it answers");
     warming.await.expect("it ends");
     arrival.guest_is_here(two.base.clone());
     arrival.over().await;

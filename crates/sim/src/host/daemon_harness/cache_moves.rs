@@ -85,7 +85,7 @@ impl Host {
             let _ = env::timeout(&*env, HELD_MAX, departure.whole()).await;
         }
         // The answer may be lost: what counts is whether the target has heard it.
-        let _ = departure.seal().await;
+        let _ = departure.seal(Duration::MAX).await;
         if !source.holds_nothing() || rng.chance(0.2) {
             // It is undone, or somebody has changed the mode meanwhile.
             drop(held);
