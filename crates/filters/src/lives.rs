@@ -176,7 +176,7 @@ impl<L: Layer> Life<L> {
     }
 
     /// Mutations beside flushes, reads and draining, for at most `limit` turns; false if that cut them short.
-    async fn batch(&mut self, limit: u64, what: &str) -> bool {
+    async fn batch(&mut self, limit: Option<u64>, what: &str) -> bool {
         let mutations = self.mutations();
         let delays: Vec<u64> = mutations.iter().map(|_| self.random.below(40)).collect();
         let [flushes, reads, pieces, begin] = [3, 8, 9, 20].map(|most| self.random.below(most));
@@ -222,7 +222,14 @@ impl<L: Layer> Life<L> {
             };
             futures::join!(writes, flush, read, drain);
         };
-        let is_done = matches!(select(pin!(work), pin!(yield_times(limit))).await, Either::Left(_));
+        let is_done = match limit {
+            // Whoever only yields is never idle, and time passes only then.
+            None => {
+                work.await;
+                true
+            }
+            Some(limit) => matches!(select(pin!(work), pin!(yield_times(limit))).await, Either::Left(_)),
+        };
         for ((mutation, tag), is_answered) in mutations.into_iter().zip(answered.into_inner()) {
             for sector in &mut self.sectors[sectors_of(mutation.extent())] {
                 if !is_answered {
@@ -311,7 +318,7 @@ pub(crate) async fn live<L: Layer>(lives: u64, steps: u32) {
         for step in 0..steps {
             let what = format!("seed {seed}, step {step}");
             let dies = life.random.one_in(3);
-            let limit = if dies { life.random.below(120) } else { u64::MAX };
+            let limit = dies.then(|| life.random.below(120));
             let is_done = life.batch(limit, &what).await;
             if is_done && !dies {
                 for view in life.layer.views() {
