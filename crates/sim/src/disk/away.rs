@@ -26,6 +26,19 @@ pub enum Absence {
     Hanging,
 }
 
+/// The right disk, while something else is in its place.
+struct PutBy {
+    right: Medium,
+    /// Whether a volume needs it.
+    is_needed: bool,
+    /// What the other one began with.
+    began_with: Vec<u8>,
+}
+
+fn first_block(medium: &Medium) -> Vec<u8> {
+    medium.bytes().iter().take(BLOCK_BYTES as usize).copied().collect()
+}
+
 /// What is out of order with a disk, of which nothing is lost.
 #[derive(Default)]
 pub(super) struct Away {
@@ -33,8 +46,7 @@ pub(super) struct Away {
     absence: Option<(Absence, bool)>,
     /// What it was at the last clean stop of whoever has it open.
     earlier: Option<Medium>,
-    /// What it is, while something else is in its place, and whether a volume needs it.
-    put_by: Option<(Medium, bool)>,
+    put_by: Option<PutBy>,
     /// The next flush fails, and what it covers is lost.
     pub(super) loses_flush: bool,
 }
@@ -97,8 +109,9 @@ impl Disk {
             Some(earlier) if !is_blank => earlier,
             _ => Medium::new(self.shared.geometry.size),
         };
+        let began_with = first_block(&other);
         let right = std::mem::replace(&mut state.medium, other);
-        state.away.put_by = Some((right, is_needed));
+        state.away.put_by = Some(PutBy { right, is_needed, began_with });
         state.power += 1;
         drop(state);
         self.shared.world.begin_absence(is_needed);
@@ -109,7 +122,7 @@ impl Disk {
     /// Puts the right disk back, if another one was in its place. Nobody has that open.
     pub(crate) fn put_right(&self) {
         let mut state = self.state();
-        let Some((right, was_needed)) = state.away.put_by.take() else { return };
+        let Some(PutBy { right, is_needed: was_needed, .. }) = state.away.put_by.take() else { return };
         state.medium = right;
         state.power += 1;
         drop(state);
@@ -117,10 +130,16 @@ impl Disk {
         self.shared.world.event(format_args!("{} is the right one again", self.shared.name));
     }
 
+    /// Whether somebody has written to the first block of what is in its place.
+    pub(crate) fn begins_otherwise_since_exchange(&self) -> bool {
+        let state = self.state();
+        state.away.put_by.as_ref().is_some_and(|put_by| put_by.began_with != first_block(&state.medium))
+    }
+
     /// What is in its place stays there: from now on it is what it is.
     pub(crate) fn accept_exchange(&self) {
-        let Some((_, was_needed)) = self.state().away.put_by.take() else { return };
-        self.shared.world.end_absence(was_needed);
+        let Some(put_by) = self.state().away.put_by.take() else { return };
+        self.shared.world.end_absence(put_by.is_needed);
     }
 
     /// The next flush fails, and what it covers is lost; no later one of whoever has it open now succeeds.

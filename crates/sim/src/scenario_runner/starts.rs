@@ -171,7 +171,13 @@ impl ScenarioRunner<'_> {
             _ => {
                 host.crash().await;
                 disk.let_go().await;
-                disk.put_right();
+                // If the backend had everything, the record allows a new cache on whatever is there, and nobody misses the other disk. If it
+                // had not, what the guest has lost by that shows.
+                if part == Part::Cache && disk.begins_otherwise_since_exchange() {
+                    disk.accept_exchange()
+                } else {
+                    disk.put_right()
+                }
                 host.boot();
             }
         }
