@@ -317,6 +317,19 @@ async fn a_discard_that_the_source_ignores_brings_nothing_older_back() {
     assert_ne!(byte_at(&guest, 0).await, 5, "fives are older than sixes");
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_discarded_does_not_come_back_from_the_surrogate_where_the_source_reads_as_zeroes() {
+    let (base, redirect, guest) = in_memory(4, 2).await;
+    write(&guest, 0, &[9; 8192]).await;
+    assert_eq!(redirect.status().places_dirty, 1);
+    guest.write(Mutation::discard(Extent::new(Bytes::ZERO, Bytes(4096)))).await.expect("it takes it");
+    assert_eq!((byte_at(&guest, 0).await, byte_at(&guest, 4096).await), (0, 9));
+    redirect.start_draining().await;
+    redirect.drain_all().await;
+    assert!(redirect.holds_nothing());
+    assert_eq!((byte_at(&base, 0).await, byte_at(&base, 4096).await), (0, 9));
+}
+
 /// A device that keeps what it has in spite of a discard.
 struct Keeping(Device);
 
