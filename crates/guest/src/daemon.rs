@@ -38,6 +38,11 @@ impl Daemon {
         }
     }
 
+    /// Its next start is one of the programs in another folder: another version of them.
+    pub fn use_programs(&mut self, programs: &Path) {
+        self.programs = programs.into();
+    }
+
     /// Its state directory.
     #[must_use]
     pub fn state(&self) -> PathBuf {

@@ -1,7 +1,7 @@
 //! The programs that tests of the whole run: built by cargo, found beside whoever asks.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
@@ -45,6 +45,43 @@ fn build(profile: &str, what: &[&str]) -> anyhow::Result<PathBuf> {
         bail!("building the programs: {status}");
     }
     Ok(target_folder()?.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// The programs as they were at `commit`, with every assertion in them: built once, from this repository's history. `TRANSHUME_BEFORE` names
+/// a folder that has them already.
+///
+/// # Errors
+/// The history does not go back that far, or they cannot be built.
+pub fn programs_of(commit: &str) -> anyhow::Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("TRANSHUME_BEFORE") {
+        return Ok(folder.into());
+    }
+    let own = target_folder()?.parent().context("the target folder is in one")?.join("before").join(commit);
+    let (tree, target) = (own.join("tree"), own.join("target"));
+    let programs = target.join("debug");
+    let is_built = own.join("built");
+    if is_built.exists() {
+        return Ok(programs);
+    }
+    std::fs::create_dir_all(&tree).with_context(|| format!("creating {}", tree.display()))?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut archive = Command::new("git");
+    archive.args(["-C"]).arg(root.join("../..")).args(["archive", commit]).stdout(Stdio::piped());
+    let mut archive = archive.spawn().context("running git")?;
+    let stream = archive.stdout.take().context("it has one")?;
+    let unpacked = Command::new("tar").arg("-x").arg("-C").arg(&tree).stdin(stream).status().context("running tar")?;
+    if !archive.wait().context("waiting for git")?.success() || !unpacked.success() {
+        bail!("commit {commit} is not in the history here: fetch the whole history (`git fetch --unshallow`)");
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--locked", "--bins", "--lib", "--workspace"]).current_dir(&tree);
+    let status = build.env("CARGO_TARGET_DIR", &target).status().context("running cargo")?;
+    if !status.success() {
+        bail!("building the programs of {commit}: {status}");
+    }
+    std::fs::write(is_built, "").context("noting that they are built")?;
+    Ok(programs)
 }
 
 /// The library that has the kernel track a QEMU's memory, in the folder of the programs or of the tests.

@@ -25,6 +25,7 @@ mod moves;
 mod nbd_targets;
 mod nbd_tls;
 mod offload;
+mod old_and_new;
 mod silent_targets;
 mod skips;
 mod snapshots;

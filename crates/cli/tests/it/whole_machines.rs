@@ -16,10 +16,10 @@ const HANG: Duration = Duration::from_secs(120);
 const RUNS_VMS: &str = "run-vms = true\n";
 
 /// Two paired hosts, a guest on the first, and everybody's networks.
-struct Place {
-    guest: Guest,
+pub(crate) struct Place {
+    pub(crate) guest: Guest,
     network: GuestNetwork,
-    hosts: TwoHosts,
+    pub(crate) hosts: TwoHosts,
     folder: tempfile::TempDir,
 }
 
@@ -35,6 +35,16 @@ impl Place {
     }
 
     fn with(more: impl FnOnce(&Path) -> String, more_at_b: &str, files: &[&str]) -> Self {
+        Self::of([None, None], more, more_at_b, files)
+    }
+
+    /// With daemons of these programs, where they are not those of this test.
+    pub(crate) fn of(
+        programs_of_sides: [Option<&Path>; 2],
+        more: impl FnOnce(&Path) -> String,
+        more_at_b: &str,
+        files: &[&str],
+    ) -> Self {
         let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
         let own = vm_program_line();
@@ -43,6 +53,9 @@ impl Place {
         let more = format!("{RUNS_VMS}{own}{}", more(folder.path()));
         let spec = TwoHostsSpec { more: &more, more_at_b: &more_at_b, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+        for (side, programs) in Side::BOTH.into_iter().zip(programs_of_sides) {
+            programs.into_iter().for_each(|programs| hosts.daemon_mut(side).use_programs(programs));
+        }
         hosts.start().expect("both daemons start");
         hosts.pair().expect("paired");
         let network = GuestNetwork::new(&hosts, ["guest0"]).expect("a network");
@@ -66,21 +79,21 @@ impl Place {
         place
     }
 
-    fn json(&self, side: Side, words: &[&str]) -> Value {
+    pub(crate) fn json(&self, side: Side, words: &[&str]) -> Value {
         self.hosts.daemon(side).json(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}\n{}", self.logs()))
     }
 
-    fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         Side::BOTH.map(|side| format!("--- {}\n{}", side.name(), self.hosts.daemon(side).log())).concat()
     }
 
     /// Where the sockets of the VM's QEMU are at a host that it was moved to.
-    fn folder_of(&self, side: Side) -> PathBuf {
+    pub(crate) fn folder_of(&self, side: Side) -> PathBuf {
         self.hosts.daemon(side).api().parent().expect("in a folder").join("vm/web1")
     }
 
     /// Moves the VM from one host to the other, and follows it there.
-    fn follow_move(&mut self, from: Side, to: Side) {
+    pub(crate) fn follow_move(&mut self, from: Side, to: Side) {
         let moved = self.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full"]);
         assert_eq!(moved["state"], "done", "{moved}\n{}", self.logs());
         let folder = self.folder_of(to);
@@ -90,7 +103,7 @@ impl Place {
     }
 
     /// Waits until the VM at `side` goes through no volume of that host.
-    fn wait_released(&self, side: Side) {
+    pub(crate) fn wait_released(&self, side: Side) {
         wait_until(self, |place| place.json(side, &["volume", "ls"]).as_array().is_some_and(Vec::is_empty));
     }
 
@@ -101,7 +114,7 @@ impl Place {
     }
 
     /// The guest reads its whole disk, and everything is as it was written.
-    fn verify(&mut self) {
+    pub(crate) fn verify(&mut self) {
         self.guest.send("verify").expect("sent");
         let verified = self.guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. }));
         verified.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
@@ -137,7 +150,7 @@ fn to_qcow2(file: &Path) -> &Path {
     file
 }
 
-fn wait_until(place: &Place, is_so: impl Fn(&Place) -> bool) {
+pub(crate) fn wait_until(place: &Place, is_so: impl Fn(&Place) -> bool) {
     let start = Instant::now();
     while !is_so(place) {
         assert!(start.elapsed() < HANG, "it does not come to that\n{}", place.logs());
