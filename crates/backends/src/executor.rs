@@ -13,7 +13,9 @@ use tokio::sync::Semaphore;
 use crate::calls::{allocate, length_of, read_full, retry, write_full};
 use crate::helper::{HelpedFile, Known, is_unasked};
 use crate::holes::{Found, find_holes};
-use crate::ring::{Request, Rings};
+use crate::open_file::OpenFile;
+use crate::ring::{Request, Rings, is_ringless};
+use crate::{Helpers, QemuLocks};
 
 /// How many requests of one backend wait in threads at once.
 const THREADS_MAX: usize = 64;
@@ -66,6 +68,18 @@ impl Executor {
         self
     }
 
+    /// The same locks, where the helper alone keeps files open: in a file that it keeps.
+    pub(crate) fn keep(&self, locks: QemuLocks) -> QemuLocks {
+        match &self.helped {
+            Some(helped) => locks.kept(|file| helped.keep(file)),
+            None => locks,
+        }
+    }
+
+    pub(crate) fn helpers(&self) -> Option<&Arc<Helpers>> {
+        self.helped.as_ref().map(HelpedFile::helpers)
+    }
+
     fn helper(&self) -> Option<Known> {
         self.helped.as_ref().and_then(HelpedFile::helper)
     }
@@ -88,18 +102,19 @@ impl Executor {
     /// the end of the file.
     pub(crate) async fn read(
         &self,
-        file: &Arc<File>,
+        file: &OpenFile,
         offset: u64,
         mut buffer: Buffer,
         mut start: usize,
     ) -> io::Result<(Buffer, usize)> {
-        if let Some(rings) = self.rings_for(file, &self.reads) {
-            let (back, filled, outcome) = read_by_ring(rings, file, offset, buffer, start, Waiting::Refused).await;
+        if let Some((rings, here)) = self.prompt_rings(file, &self.reads) {
+            let (back, filled, outcome) = read_by_ring(rings, here, offset, buffer, start, Waiting::Refused).await;
             match outcome {
-                Err(error) if would_wait(&error) => (buffer, start) = (back, filled),
+                Err(error) if would_wait(&error) => self.reads.note_waiting(),
+                Err(error) if is_ringless(&error) => {}
                 outcome => return outcome.map(|()| (back, filled)).inspect(|_| self.reads.note_prompt()),
             }
-            self.reads.note_waiting();
+            (buffer, start) = (back, filled);
         }
         if let Some(helper) = self.helper() {
             match helper.read(file, offset, &mut buffer, start).await {
@@ -107,29 +122,33 @@ impl Executor {
                 outcome => return outcome.map(|filled| (buffer, filled)),
             }
         }
-        let Some(rings) = &self.rings else {
-            let file = Arc::clone(file);
-            let work = move || {
-                let filled = start + read_full(&file, offset + start as u64, &mut buffer[start..])?;
-                Ok((buffer, filled))
-            };
-            return self.run(work).await;
-        };
-        let (buffer, filled, outcome) = read_by_ring(rings, file, offset, buffer, start, Waiting::Allowed).await;
-        outcome.map(|()| (buffer, filled))
+        if let Some((rings, here)) = self.rings_for(file) {
+            let (back, filled, outcome) = read_by_ring(rings, here, offset, buffer, start, Waiting::Allowed).await;
+            match outcome {
+                Err(error) if is_ringless(&error) => (buffer, start) = (back, filled),
+                outcome => return outcome.map(|()| (back, filled)),
+            }
+        }
+        self.run_with(file, move |file| {
+            let filled = start + read_full(file, offset + start as u64, &mut buffer[start..])?;
+            Ok((buffer, filled))
+        })
+        .await
     }
 
     /// Writes all of `data`. If it is to be durable, as `fua` says, gives whether it is: otherwise a sync has to follow, which the caller
     /// asks for, and hears of as of any other.
-    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, mut data: Data, fua: bool) -> io::Result<bool> {
+    pub(crate) async fn write(&self, file: &OpenFile, offset: u64, mut data: Data, fua: bool) -> io::Result<bool> {
         let mut start = 0;
-        if let Some(rings) = self.rings_for(file, &self.writes) {
-            let (back, written, outcome) = write_by_ring(rings, file, offset, data, fua, Waiting::Refused).await;
+        if let Some((rings, here)) = self.prompt_rings(file, &self.writes) {
+            let (back, written, outcome) =
+                write_by_ring(rings, here, offset, (data, start), fua, Waiting::Refused).await;
             match outcome {
-                Err(error) if would_wait(&error) => (data, start) = (back, written),
+                Err(error) if would_wait(&error) => self.writes.note_waiting(),
+                Err(error) if is_ringless(&error) => {}
                 outcome => return outcome.inspect(|()| self.writes.note_prompt()).map(|()| fua),
             }
-            self.writes.note_waiting();
+            (data, start) = (back, written);
         }
         if let Some(helper) = self.helper() {
             match helper.write(file, offset, &data, start).await {
@@ -138,35 +157,54 @@ impl Executor {
                 outcome => return outcome.map(|()| false),
             }
         }
-        let Some(rings) = &self.rings else {
-            let file = Arc::clone(file);
-            return self.run(move || write_full(&file, offset, &data, fua)).await.map(|()| fua);
-        };
-        write_by_ring(rings, file, offset, data, fua, Waiting::Allowed).await.2.map(|()| fua)
+        if let Some((rings, here)) = self.rings_for(file) {
+            let (back, written, outcome) =
+                write_by_ring(rings, here, offset, (data, start), fua, Waiting::Allowed).await;
+            match outcome {
+                Err(error) if is_ringless(&error) => (data, start) = (back, written),
+                outcome => return outcome.map(|()| fua),
+            }
+        }
+        let write = move |file: &File| write_full(file, offset + start as u64, &data[start..], fua);
+        self.run_with(file, write).await.map(|()| fua)
     }
 
-    /// The rings, where they are asked before the helper.
-    fn rings_for(&self, file: &Arc<File>, promptness: &Promptness) -> Option<&Rings> {
+    /// Runs `work` on the file in a thread.
+    async fn run_with<T: Send + 'static>(
+        &self,
+        file: &OpenFile,
+        work: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let file = file.clone();
+        self.run(move || file.with(work)).await
+    }
+
+    /// The rings, and what they work on, if there is a descriptor for them.
+    fn rings_for<'a>(&'a self, file: &'a OpenFile) -> Option<(&'a Rings, &'a Arc<File>)> {
+        self.rings.as_ref().zip(file.descriptor())
+    }
+
+    /// The same, where they are asked before the helper.
+    fn prompt_rings<'a>(&'a self, file: &'a OpenFile, promptness: &Promptness) -> Option<(&'a Rings, &'a Arc<File>)> {
         let may_be_prompt = self.helped.as_ref().is_some_and(|helped| helped.goes_past_the_cache(file));
-        self.rings.as_ref().filter(|_| may_be_prompt && promptness.asks())
+        self.rings_for(file).filter(|_| may_be_prompt && promptness.asks())
     }
 
     /// How long the file or block device is.
-    pub(crate) async fn length(&self, file: &Arc<File>) -> io::Result<u64> {
+    pub(crate) async fn length(&self, file: &OpenFile) -> io::Result<u64> {
         if let Some(helper) = self.helper() {
             match helper.length().await {
                 Err(error) if is_unasked(&error) => {}
                 outcome => return outcome,
             }
         }
-        let file = Arc::clone(file);
-        self.run(move || length_of(&file)).await
+        self.run_with(file, length_of).await
     }
 
     /// Where `extent` of the file has data, in pieces of whole units.
     pub(crate) async fn holes(
         &self,
-        file: &Arc<File>,
+        file: &OpenFile,
         extent: Extent,
         unit: u32,
         may_be_short: bool,
@@ -177,41 +215,47 @@ impl Executor {
                 outcome => return outcome,
             }
         }
-        let file = Arc::clone(file);
-        self.run(move || find_holes(&file, extent, unit.into(), may_be_short)).await
+        self.run_with(file, move |file| find_holes(file, extent, unit.into(), may_be_short)).await
     }
 
     /// Makes durable what was written to `file`.
-    pub(crate) async fn sync(&self, file: &Arc<File>) -> io::Result<()> {
+    pub(crate) async fn sync(&self, file: &OpenFile) -> io::Result<()> {
+        file.take_close_failure()?;
         if let Some(helper) = self.helper() {
-            return helper.sync().await;
-        }
-        let Some(rings) = &self.rings else {
-            let file = Arc::clone(file);
-            return self.run(move || retry(|| Ok(rustix::fs::fdatasync(&file)?))).await;
-        };
-        loop {
-            match rings.perform(file, Request::Sync).await.1 {
-                Err(error) if is_passing(&error, Waiting::Allowed) => {}
-                outcome => return outcome.map(drop),
+            match helper.sync().await {
+                Err(error) if is_unasked(&error) && helper.may_be_synced_here() => {}
+                outcome => return outcome,
             }
+        }
+        match self.by_rings(file, || Request::Sync).await {
+            Some(outcome) => outcome,
+            None => self.run_with(file, |file| retry(|| Ok(rustix::fs::fdatasync(file)?))).await,
         }
     }
 
     /// Changes the allocation of `extent`.
-    pub(crate) async fn allocate(&self, file: &Arc<File>, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
+    pub(crate) async fn allocate(&self, file: &OpenFile, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
         if let Some(helper) = self.helper() {
-            return helper.allocate(mode.bits(), extent).await;
+            match helper.allocate(mode.bits(), extent).await {
+                Err(error) if is_unasked(&error) => {}
+                outcome => return outcome,
+            }
         }
-        let Some(rings) = &self.rings else {
-            let file = Arc::clone(file);
-            return self.run(move || allocate(&file, mode, extent)).await;
-        };
-        let mode = mode.bits() as i32;
+        let flags = mode.bits() as i32;
+        match self.by_rings(file, || Request::Allocate { mode: flags, extent }).await {
+            Some(outcome) => outcome,
+            None => self.run_with(file, move |file| allocate(file, mode, extent)).await,
+        }
+    }
+
+    /// Has the kernel carry out a request without bytes; none if there is no ring for it.
+    async fn by_rings(&self, file: &OpenFile, request: impl Fn() -> Request) -> Option<io::Result<()>> {
+        let (rings, here) = self.rings_for(file)?;
         loop {
-            match rings.perform(file, Request::Allocate { mode, extent }).await.1 {
+            match rings.perform(here, request()).await.1 {
+                Err(error) if is_ringless(&error) => return None,
                 Err(error) if is_passing(&error, Waiting::Allowed) => {}
-                outcome => return outcome.map(drop),
+                outcome => return Some(outcome.map(drop)),
             }
         }
     }
@@ -288,16 +332,15 @@ async fn read_by_ring(
     (buffer, start, Ok(()))
 }
 
-/// The data, how much of it is written, and what has ended that.
+/// Writes the data from where it is not written yet. The data, how much of it is written, and what has ended that.
 async fn write_by_ring(
     rings: &Rings,
     file: &Arc<File>,
     offset: u64,
-    mut data: Data,
+    (mut data, mut start): (Data, usize),
     fua: bool,
     waiting: Waiting,
 ) -> (Data, usize, io::Result<()>) {
-    let mut start = 0;
     let nowait = waiting == Waiting::Refused;
     while start < data.len() {
         let (request, outcome) = rings.perform(file, Request::Write { offset, data, start, fua, nowait }).await;

@@ -16,7 +16,6 @@ mod holes;
 mod open;
 mod zeroes;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +31,8 @@ use crate::calls::{read_full, size_of, write_full};
 use crate::executor::{Executor, read_cached, write_cached};
 use crate::helper::is_unasked;
 use crate::in_place::in_place;
-use crate::{PreparedTarget, TargetError};
+use crate::open_file::OpenFile;
+use crate::{Helpers, PreparedTarget, QemuLocks, TargetError};
 
 pub(crate) use open::direct_alignment_of;
 pub use open::{Access, OpenOptions};
@@ -58,9 +58,9 @@ pub struct FileBackend {
     executor: Executor,
     /// What the engine reads and writes. Our lock is on this open file, so that the kernel keeps it until the last
     /// request is done, even if this process dies.
-    file: Arc<File>,
+    file: OpenFile,
     /// The same file through the page cache, for the partial block at an odd end.
-    tail: Option<Arc<File>>,
+    tail: Option<OpenFile>,
     is_block_device: bool,
     /// How large the file is, as far as we have looked.
     size: AtomicU64,
@@ -107,11 +107,11 @@ impl Latch {
         Err(Error::new(ErrorKind::Io, context))
     }
 
-    fn set(&self, cause: &std::io::Error) {
+    fn set(&self, path: &Path, cause: &std::io::Error) {
         let mut first = self.cause.lock();
         if first.is_empty() {
             *first = cause.to_string();
-            tracing::error!(cause = %cause, "a sync failed: nothing durable is promised any more");
+            tracing::error!(path = %path.display(), %cause, "a sync failed: nothing durable is promised any more");
         }
         self.failed.store(true, Ordering::Release);
     }
@@ -129,12 +129,25 @@ impl FileBackend {
         &self.path
     }
 
+    /// Gives `locks`, which are on the same image, to whoever has that open: a server that hangs keeps no process from
+    /// ending that has no descriptor there. Not to be asked on a worker.
+    #[must_use]
+    pub fn keep(&self, locks: QemuLocks) -> QemuLocks {
+        in_place(|| self.executor.keep(locks))
+    }
+
+    /// The processes that carry out what the kernel may hold for ever, for whoever opens the same once more.
+    #[must_use]
+    pub fn helpers(&self) -> Option<&Arc<Helpers>> {
+        self.executor.helpers()
+    }
+
     /// Whether the open file is the prepared `target`, even if the name now leads elsewhere.
     ///
     /// # Errors
     /// When it is another one.
     pub fn check_is(&self, target: &PreparedTarget) -> std::result::Result<(), TargetError> {
-        target.check_open(&self.file)
+        target.check_open(self.file.name())
     }
 
     /// What the system says of it. Not to be asked on a worker: it may wait for whoever serves the file system.
@@ -142,7 +155,7 @@ impl FileBackend {
     /// # Errors
     /// What the operating system says.
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
-        in_place(|| self.file.metadata())
+        in_place(|| self.file.name().metadata())
     }
 
     /// Which file or block device it is, whatever its name leads to later. Not to be asked on a worker.
@@ -150,7 +163,7 @@ impl FileBackend {
     /// # Errors
     /// What the operating system says.
     pub fn identity(&self) -> std::io::Result<SourceIdentity> {
-        in_place(|| SourceIdentity::of(&self.file, &self.path))
+        in_place(|| SourceIdentity::of(self.file.name(), &self.path))
     }
 
     /// How it reaches its bytes.
@@ -196,13 +209,19 @@ impl FileBackend {
         self.sync_failure.failed.load(Ordering::Acquire)
     }
 
+    /// Why nothing durable is promised any more, if so.
+    #[must_use]
+    pub fn sync_failure(&self) -> Option<Error> {
+        self.sync_failure.check(&self.path).err()
+    }
+
     /// Promises durability again after a failed sync. Only for a caller that has given up all writes since the last
     /// successful sync, and repeats them or does without. Those bytes may be lost although they read as written.
     pub fn forget_failed_sync(&self) {
         self.sync_failure.clear();
     }
 
-    pub(crate) const fn file(&self) -> &Arc<File> {
+    pub(crate) const fn file(&self) -> &OpenFile {
         &self.file
     }
 
@@ -228,7 +247,7 @@ impl FileBackend {
     fn sync_failed(&self, error: std::io::Error) -> Error {
         // A sync that nobody has carried out has lost nothing: the next one covers what it was to cover.
         if !is_unasked(&error) {
-            self.sync_failure.set(&error);
+            self.sync_failure.set(&self.path, &error);
         }
         Error::from_os(error, format!("syncing {}", self.path.display()))
     }
@@ -277,11 +296,11 @@ impl FileBackend {
     }
 
     /// Writes through the executor; `file` is the one that reaches all of the extent.
-    async fn write_slowly(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+    async fn write_slowly(&self, file: &OpenFile, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         let extent = Extent::new(offset, data.len().into());
         let written = self.executor.write(file, offset.0, data, fua).await.map_err(|error| {
             if fua && error.raw_os_error() == Some(libc::EIO) {
-                self.sync_failure.set(&error);
+                self.sync_failure.set(&self.path, &error);
             }
             self.failed(error, "writing", extent)
         })?;
@@ -303,7 +322,7 @@ impl FileBackend {
 
     /// Writes, and syncs apart from that if `fua`. If a durable write failed as one, nobody could say whether its sync
     /// failed and lost what others wrote.
-    async fn write_through_cache(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+    async fn write_through_cache(&self, file: &OpenFile, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         self.write_slowly(file, offset, data, false).await?;
         if fua && self.engine != Engine::Memory { self.sync().await } else { Ok(()) }
     }
@@ -318,7 +337,8 @@ impl FileBackend {
         if self.engine != Engine::PageCache || extent.length.0 > IN_PLACE_BYTES_MAX || !self.can.write_at_once() {
             return 0;
         }
-        match write_cached(&self.file, extent.offset.0, data) {
+        let Some(file) = self.file.descriptor() else { return 0 };
+        match write_cached(file, extent.offset.0, data) {
             Ok(written) => written.unwrap_or(0),
             // It cannot be asked (ext4), or it failed: then the proper write says why.
             Err(error) => {
@@ -334,7 +354,8 @@ impl FileBackend {
             Engine::Direct => self.write_direct(offset, data, fua).await,
             Engine::Memory if data.len() as u64 <= IN_PLACE_BYTES_MAX => {
                 let extent = Extent::new(offset, data.len().into());
-                write_full(&self.file, offset.0, &data, false).map_err(|error| self.failed(error, "writing", extent))
+                let outcome = self.file.with(|file| write_full(file, offset.0, &data, false));
+                outcome.map_err(|error| self.failed(error, "writing", extent))
             }
             Engine::PageCache | Engine::Memory => self.write_through_cache(&self.file, offset, data, fua).await,
         }
@@ -369,7 +390,7 @@ impl FileBackend {
         if !self.may_be_cut() {
             return Ok(());
         }
-        self.judge_length(size, size_of(&self.file, false))
+        self.judge_length(size, size_of(self.file.name(), false))
     }
 
     const fn may_be_cut(&self) -> bool {
@@ -396,7 +417,7 @@ impl FileBackend {
         let extent = mutation.extent();
         match mutation.kind() {
             MutationKind::Data(data) if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX => {
-                let outcome = write_full(&self.file, extent.offset.0, data, false);
+                let outcome = self.file.with(|file| write_full(file, extent.offset.0, data, false));
                 ready(outcome.map_err(|error| self.failed(error, "writing", extent)))
             }
             MutationKind::Data(data) => {
@@ -434,14 +455,17 @@ impl BlockDevice for FileBackend {
         let extent = Extent::new(offset, buffer.len().into());
         match self.engine {
             Engine::Memory if extent.length.0 <= IN_PLACE_BYTES_MAX => {
-                let filled = read_full(&self.file, offset.0, &mut buffer);
+                let filled = self.file.with(|file| read_full(file, offset.0, &mut buffer));
                 ready(match filled {
                     Ok(filled) => self.finish_read(offset, buffer, filled),
                     Err(error) => Err(self.failed(error, "reading", extent)),
                 })
             }
             Engine::PageCache if extent.length.0 <= IN_PLACE_BYTES_MAX => {
-                match read_cached(&self.file, offset.0, &mut buffer) {
+                let Some(file) = self.file.descriptor() else {
+                    return Box::pin(self.read_slowly(offset, buffer, 0));
+                };
+                match read_cached(file, offset.0, &mut buffer) {
                     Ok(Some(filled)) if filled == buffer.len() => ready(Ok(buffer)),
                     Ok(filled) => Box::pin(self.read_slowly(offset, buffer, filled.unwrap_or(0))),
                     Err(error) => ready(Err(self.failed(error, "reading", extent))),

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 
 use rustix::fs::OFlags;
+use rustix::io::{Errno, ReadWriteFlags};
 
 /// `TMPFS_MAGIC`.
 const TMPFS: i64 = 0x0102_1994;
@@ -27,6 +28,14 @@ pub(crate) fn is_in_memory(file: &File) -> io::Result<bool> {
 pub(crate) fn has_lengths_in_memory(file: &File) -> io::Result<bool> {
     let kind = rustix::fs::fstatfs(file)?.f_type as i64;
     Ok([TMPFS, RAMFS, EXT4, XFS, BTRFS].contains(&kind))
+}
+
+/// Whether a process that has the file open must expect to wait for a server when it closes it (FUSE, NFS), and has no use
+/// of it beside a helper: the kernel takes no request for such a file that must not wait.
+pub(crate) fn belongs_to_helper(file: &File) -> io::Result<bool> {
+    let mut byte = [0];
+    let nothing = rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
+    Ok(nothing == Err(Errno::OPNOTSUPP) && file.metadata()?.is_file() && !has_lengths_in_memory(file)?)
 }
 
 /// Whether the kernel lets one write of this file in at a time, if it has to allocate or goes through the page cache.

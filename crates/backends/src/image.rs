@@ -253,13 +253,13 @@ impl FileBackend {
     /// # Errors
     /// What the operating system says.
     pub fn image(&self) -> std::io::Result<ImageIdentity> {
-        ImageIdentity::of(self.file())
+        ImageIdentity::of(self.file().name())
     }
 
     /// When it was changed last; a block device does not say.
     #[must_use]
     pub fn times(&self) -> Option<ImageTimes> {
-        self.file().metadata().ok().as_ref().and_then(ImageTimes::of)
+        self.file().name().metadata().ok().as_ref().and_then(ImageTimes::of)
     }
 
     /// The tombstone that it carries, if it is a block device with one.
@@ -277,13 +277,13 @@ impl FileBackend {
     /// The epoch under which a move has brought a volume into this file, if one has.
     #[must_use]
     pub fn marked_epoch(&self) -> Option<u64> {
-        marked_epoch(self.file())
+        marked_epoch(self.file().name())
     }
 
     /// The generation of its volume's layers that this file names, if it names one.
     #[must_use]
     pub fn marked_layers(&self) -> Option<u64> {
-        marked_layers(self.file())
+        marked_layers(self.file().name())
     }
 }
 

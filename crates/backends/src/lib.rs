@@ -15,6 +15,7 @@ mod in_place;
 mod lock;
 mod mark;
 mod offload;
+mod open_file;
 mod qemu_locks;
 mod reserve;
 mod retire;

@@ -19,6 +19,9 @@ use nix::fcntl::{FcntlArg, fcntl};
 /// The byte that a server locks: `transhum` as a number, far behind the largest file.
 pub(crate) const SERVER_BYTE: i64 = i64::from_be_bytes(*b"transhum");
 
+/// What the helper of a device calls itself.
+pub(crate) const HELPER_NAME: &str = "transhume-sync";
+
 /// How often a lock that is held is asked for again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -98,7 +101,11 @@ pub(crate) async fn lock_for_serving(
 /// file open are looked through.
 pub(crate) fn describe_holder(file: &File, byte: i64) -> String {
     match find_holder(file, byte) {
-        Some((pid, name)) => format!("by {name} (process {pid}): stop that first"),
+        Some((pid, name)) => match owner_of_helper(pid, &name) {
+            // A device's helper ends with the process that it works for, and is replaced before that.
+            Some((owner, owners)) => format!("by {owners} (process {owner}, through its {name}): stop that first"),
+            None => format!("by {name} (process {pid}): stop that first"),
+        },
         None => {
             "by nobody that this user can see: requests of a dead process are still on their way, to a device that \
                  does not answer, or another user's process holds it"
@@ -131,6 +138,17 @@ fn find_holder(file: &File, byte: i64) -> Option<(u32, String)> {
         }
     }
     None
+}
+
+/// The process that the helper of a device works for, if this is one.
+fn owner_of_helper(pid: u32, name: &str) -> Option<(u32, String)> {
+    if name != HELPER_NAME {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+    let owners = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    Some((parent, owners.trim().to_owned()))
 }
 
 /// Whether a line of fdinfo tells of a lock on `byte`:

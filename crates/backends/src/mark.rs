@@ -10,10 +10,12 @@
 //! Marks of earlier versions end before the number of the file, and say what they say wherever they are.
 
 use std::fs::{File, Metadata};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
 
 use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 
 /// The attribute of a file that a move has brought a volume into.
 const MARK: &str = "user.transhume";
@@ -72,7 +74,12 @@ pub(crate) fn unmark(file: &File) -> std::io::Result<()> {
 /// What the attribute `name` of `file` says.
 fn mark_in(file: &File, name: &str) -> Option<Mark> {
     let mut value = [0_u8; MARK_BYTES_MAX];
-    let length = rustix::fs::fgetxattr(file, name, &mut value).ok()?;
+    let length = match rustix::fs::fgetxattr(file, name, &mut value) {
+        // It only names the file.
+        Err(Errno::BADF) => rustix::fs::getxattr(format!("/proc/self/fd/{}", file.as_raw_fd()), name, &mut value),
+        found => found,
+    };
+    let length = length.ok()?;
     let text = std::str::from_utf8(&value[..length]).ok()?;
     let words: Vec<&str> = text.split(' ').collect();
     let number = words.first()?.parse().ok()?;
@@ -102,14 +109,14 @@ fn born_ns(found: &Metadata) -> Option<u128> {
 
 fn set(file: &File, name: &str, value: &str) -> std::io::Result<()> {
     match rustix::fs::fsetxattr(file, name, value.as_bytes(), XattrFlags::empty()) {
-        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
+        Err(Errno::NOTSUP | Errno::PERM) => Ok(()),
         marked => marked.map_err(Into::into),
     }
 }
 
 fn remove(file: &File, name: &str) -> std::io::Result<()> {
     match rustix::fs::fremovexattr(file, name) {
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => Ok(()),
+        Err(Errno::NODATA | Errno::NOTSUP | Errno::PERM) => Ok(()),
         unmarked => unmarked.map_err(Into::into),
     }
 }

@@ -45,9 +45,10 @@ impl FileOffload {
         if end <= extent.offset || !is_aligned || self.given_up.load(Ordering::Relaxed) {
             return Ok(Bytes::ZERO);
         }
-        let (from, to) = (Arc::clone(self.source.file()), Arc::clone(self.target.file()));
+        let (from, to) = (self.source.file().clone(), self.target.file().clone());
         let (start, end) = (extent.offset.0, end.0);
-        let shared = self.target.in_a_thread(move || share(&from, &to, start, end)).await;
+        let share = move || from.with(|from| to.with(|to| share(from, to, start, end)));
+        let shared = self.target.in_a_thread(share).await;
         if !matches!(shared, Ok(end) if end > start) {
             self.given_up.store(true, Ordering::Relaxed);
         }
@@ -88,7 +89,7 @@ fn share(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<u64> {
 
 /// The file system's block, if files beside these two can share blocks.
 fn shared_unit(source: &FileBackend, target: &FileBackend) -> Option<u64> {
-    let (one, other) = (source.file().metadata().ok()?, target.file().metadata().ok()?);
+    let (one, other) = (source.file().name().metadata().ok()?, target.file().name().metadata().ok()?);
     if !one.is_file() || !other.is_file() {
         return None;
     }

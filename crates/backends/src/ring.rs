@@ -77,6 +77,8 @@ pub(crate) type Answer = (Request, io::Result<usize>);
 pub(crate) struct Rings {
     rings: Mutex<Vec<(ThreadId, Arc<Ring>)>>,
     depth: Arc<Semaphore>,
+    /// Whether the last ring that was wanted could not be made.
+    is_short: AtomicBool,
 }
 
 struct Ring {
@@ -104,12 +106,33 @@ struct Pending {
     answer: oneshot::Sender<Answer>,
 }
 
+/// A worker has no ring, and nothing was asked of the kernel: there may be no descriptors or no memory for one just now.
+#[derive(Debug)]
+struct NoRing(io::Error);
+
+impl std::fmt::Display for NoRing {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "no ring could be made: {}", self.0)
+    }
+}
+
+impl std::error::Error for NoRing {}
+
+/// Whether a request has failed because there was no ring for it: somebody else can carry it out.
+pub(crate) fn is_ringless(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<NoRing>())
+}
+
 impl Rings {
     /// Rings, if the kernel has them and this process may use them.
     pub(crate) fn new() -> io::Result<Self> {
         // Tried once, so that opening a backend reports it, not a later read.
         drop(new_uring()?);
-        Ok(Self { rings: Mutex::default(), depth: Arc::new(Semaphore::new(DEPTH as usize)) })
+        Ok(Self {
+            rings: Mutex::default(),
+            depth: Arc::new(Semaphore::new(DEPTH as usize)),
+            is_short: AtomicBool::new(false),
+        })
     }
 
     /// Has the kernel carry out `request` on `file`.
@@ -120,7 +143,7 @@ impl Rings {
         loop {
             let ring = match self.ring_of_this_worker() {
                 Ok(ring) => ring,
-                Err(error) => return (pending.request, Err(error)),
+                Err(error) => return (pending.request, Err(self.ringless(error))),
             };
             match ring.push(pending) {
                 Ok(()) => break,
@@ -128,6 +151,13 @@ impl Rings {
             }
         }
         outcome.await.expect("a ring answers every request, even when its event loop ends")
+    }
+
+    fn ringless(&self, error: io::Error) -> io::Error {
+        if !self.is_short.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "no ring could be made: until one can, threads do its work at a higher cost");
+        }
+        io::Error::other(NoRing(error))
     }
 
     fn ring_of_this_worker(&self) -> io::Result<Arc<Ring>> {
@@ -142,6 +172,7 @@ impl Rings {
         // Rings of ended threads would stay in the list.
         rings.retain(|(_, ring)| !ring.is_orphaned.load(Ordering::Acquire));
         let ring = Ring::start()?;
+        self.is_short.store(false, Ordering::Relaxed);
         rings.push((this, Arc::clone(&ring)));
         Ok(ring)
     }

@@ -4,7 +4,6 @@
 //! file that is allocated whole is not asked. It may read as zeroes in places, which a reader sees.
 
 use std::io;
-use std::sync::Arc;
 
 use block::{Bytes, Extent, ExtentState, ExtentStatus, IoFuture, ready};
 
@@ -50,10 +49,12 @@ impl FileBackend {
         if self.engine != Engine::Memory {
             return self.executor.holes(&self.file, extent, unit, may_be_short).await;
         }
-        let file = Arc::clone(&self.file);
-        let look = move || match is_allocated(&file, extent)? {
-            true => Ok(all_data(extent)),
-            false => find_holes(&file, extent, unit.into(), may_be_short),
+        let file = self.file.clone();
+        let look = move || {
+            file.with(|file| match is_allocated(file, extent)? {
+                true => Ok(all_data(extent)),
+                false => find_holes(file, extent, unit.into(), may_be_short),
+            })
         };
         self.executor.run(look).await
     }

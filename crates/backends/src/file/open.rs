@@ -18,6 +18,7 @@ use crate::executor::Executor;
 use crate::file_system::{has_lengths_in_memory, is_in_memory};
 use crate::helper::{HelpedFile, Helpers};
 use crate::lock::{Strength, lock_for_serving};
+use crate::open_file::OpenFiles;
 use crate::{BackendSpec, CacheMode};
 
 /// The largest read or data write: what the NBD protocol's clients send at most, and the largest buffer.
@@ -98,7 +99,7 @@ struct Opened {
     is_block_device: bool,
     engine: Engine,
     file: File,
-    tail: Option<Arc<File>>,
+    tail: Option<File>,
     alignment: Alignment,
     length_waits: bool,
 }
@@ -132,7 +133,7 @@ impl Opened {
             (CacheMode::Auto | CacheMode::Direct, false) => match open_at(path, writable, true) {
                 Ok(direct) => {
                     let alignment = Alignment::of(&direct, is_block_device);
-                    (Engine::Direct, direct, (!is_block_device).then(|| Arc::new(file)), alignment)
+                    (Engine::Direct, direct, (!is_block_device).then_some(file), alignment)
                 }
                 Err(error) if spec.cache == CacheMode::Auto && error.kind() == ErrorKind::Invalid => {
                     (Engine::PageCache, file, None, Alignment::NONE)
@@ -159,14 +160,13 @@ impl FileBackend {
         let opening = threads.run(move || Ok(Opened::open(&named, writable))).await;
         let opened = opening.map_err(attempt)??;
         let Opened { is_block_device, engine, file, tail, alignment, length_waits } = opened;
-        let file = Arc::new(file);
         if let Some(limit) = options.lock_wait {
             let strength = if writable { Strength::Exclusive } else { Strength::Shared };
             lock_for_serving(&file, path, strength, limit, env).await?;
         }
         // The size is looked at under the lock: a dead server's writes may have extended the file until now.
-        let looked = Arc::clone(&file);
-        let size = threads.run(move || size_of(&looked, is_block_device)).await.map_err(attempt)?;
+        let look = move || Ok((size_of(&file, is_block_device)?, file));
+        let (size, file) = threads.run(look).await.map_err(attempt)?;
         if size == 0 && options.advertised_size.is_none() {
             return Err(Error::new(ErrorKind::Invalid, format!("{shown} is empty: a volume has at least one byte")));
         }
@@ -182,16 +182,22 @@ impl FileBackend {
             read_only: !writable,
         };
         let helpers = options.helpers.clone().filter(|_| engine != Engine::Memory);
-        let (helped, again, is_direct) = (Arc::clone(&file), tail.clone(), engine == Engine::Direct);
-        let help = move || helpers.map(|helpers| HelpedFile::new(&helpers, &helped, again, is_direct)).transpose();
-        let helped = threads.run(help).await.map_err(attempt)?;
+        let (has_tail, is_direct) = (tail.is_some(), engine == Engine::Direct);
+        let help = move || match helpers {
+            Some(helpers) => {
+                let helped = HelpedFile::new(&helpers, file, tail, is_direct)?;
+                Ok((helped.files().clone(), Some(helped)))
+            }
+            None => Ok((OpenFiles::here(file, tail), None)),
+        };
+        let (files, helped) = threads.run(help).await.map_err(attempt)?;
         let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings() };
         Ok(Self {
             path: path.to_owned(),
             engine,
+            file: files.file,
+            tail: files.witness.filter(|_| has_tail),
             executor: executor.with_helper(helped),
-            file,
-            tail,
             is_block_device,
             size: AtomicU64::new(size),
             advertised: options.advertised_size,

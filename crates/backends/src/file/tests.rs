@@ -1,6 +1,7 @@
 //! What only this module can reach: threads in the place of io_uring, and what becomes of requests whose waiter or
 //! whose event loop is gone.
 
+use std::fs::File;
 use std::time::Duration;
 
 use block::Device;
@@ -10,6 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 use crate::BackendSpec;
+use crate::lock::{SERVER_BYTE, is_locked_by_others};
 
 async fn open(path: &Path) -> FileBackend {
     let spec = BackendSpec::file(path).with_cache(crate::CacheMode::Direct);
@@ -54,13 +56,114 @@ async fn helped_by(helpers: Arc<crate::Helpers>, size: u64, cache: crate::CacheM
 
 #[tokio::test]
 async fn where_no_helper_lives_long_enough_the_requests_are_carried_out_here() {
-    let backend = helped_by(crate::Helpers::of("/bin/false".into()), 1 << 20, crate::CacheMode::Direct).await;
+    let none = || crate::Helpers::of("/bin/false".into());
+    for helpers in [none(), none().keeping_all()] {
+        let backend = helped_by(helpers, 1 << 20, crate::CacheMode::Direct).await;
+        use_all_of(&backend).await;
+        // Whether one that has ended was in the middle of a sync is not known. That none could be asked is no answer.
+        if let Err(error) = backend.flush().await {
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        }
+    }
+}
+
+/// All kinds of requests, in one half of a new backend.
+async fn use_all_of(backend: &FileBackend) {
     let data = Buffer::copy_of(&[7; 65536]).freeze();
     backend.write(Mutation::data(Bytes(65536), data)).await.expect("written");
     let read = backend.read(Bytes(65536), Buffer::unpooled(65536)).await.expect("read");
     assert!(read.iter().all(|&byte| byte == 7));
+    let zeroes = Extent::new(Bytes(131_072), Bytes(65536));
+    backend.write(Mutation::zeroes(zeroes, true)).await.expect("zeroed");
+    assert_eq!(backend.refresh_size().await.expect("looked"), Bytes(1 << 20));
     let found = backend.extents(Extent::new(Bytes::ZERO, Bytes(1 << 20))).await.expect("it is found");
     assert_eq!(found.len(), 3, "{found:?}");
+}
+
+#[tokio::test]
+async fn files_that_only_helpers_keep_are_served_and_known_like_all_others() {
+    for cache in [crate::CacheMode::Direct, crate::CacheMode::Page] {
+        let make = async |size: Bytes| {
+            let backend = helped_by(crate::Helpers::of_this_test().keeping_all(), size.0, cache).await;
+            assert!(backend.file().descriptor().is_none());
+            Device::new("file", backend)
+        };
+        conformance(1, make).await;
+    }
+    let file = file_of(1 << 20);
+    let helpers = crate::Helpers::of_this_test().keeping_all();
+    let options = OpenOptions { helpers: Some(helpers), ..OpenOptions::default() };
+    let spec = BackendSpec::file(file.path());
+    let backend = FileBackend::open(&spec, &options, &RealEnv::new()).await.expect("it opens");
+    crate::mark::mark(file.as_file(), 7, "web1").expect("marked");
+    assert_eq!(backend.marked_epoch(), Some(7));
+    assert_eq!(backend.image().expect("looked"), crate::ImageIdentity::of(file.as_file()).expect("looked"));
+    assert_eq!(backend.times(), file.as_file().metadata().ok().as_ref().and_then(crate::ImageTimes::of));
+    // Its locks are held, QEMU's among them, and all of them are free as soon as it is closed.
+    let locks = backend.keep(crate::QemuLocks::take(file.path()).expect("free"));
+    let other = File::options().read(true).write(true).open(file.path()).expect("it opens");
+    let are_held = || [SERVER_BYTE, 100].map(|byte| is_locked_by_others(&other, byte).expect("locks work here"));
+    assert_eq!(are_held(), [true, true]);
+    drop(locks);
+    assert_eq!(are_held(), [true, false]);
+    drop(backend);
+    assert_eq!(are_held(), [false, false]);
+}
+
+#[tokio::test]
+async fn what_helpers_may_still_take_of_the_descriptors_is_known_before_they_take_it() {
+    let helpers = crate::Helpers::of_this_test();
+    assert_eq!(helpers.descriptors_to_come(4), 0);
+    let mut backend = helped_by(Arc::clone(&helpers), 1 << 20, crate::CacheMode::Direct).await;
+    backend.executor.forget_rings();
+    let all = crate::Helpers::descriptors_of_a_device(4);
+    assert_eq!(helpers.descriptors_to_come(4), all);
+    backend.flush().await.expect("flushed");
+    assert_eq!(helpers.descriptors_to_come(4), all - 2, "its socket is there");
+    backend.read(Bytes::ZERO, Buffer::unpooled(4096)).await.expect("read");
+    assert_eq!(helpers.descriptors_to_come(4), 3, "three workers have not asked it yet");
+    drop(backend);
+    assert_eq!(helpers.descriptors_to_come(4), 0);
+}
+
+/// Says that this process is one of its own, for a test that changes what holds for all of a process.
+const ALONE: &str = "TRANSHUME_TEST_ALONE";
+
+#[test]
+fn where_there_are_no_descriptors_for_a_ring_or_a_connection_requests_are_carried_out_all_the_same() {
+    if std::env::var_os(ALONE).is_none() {
+        let name = "file::tests::where_there_are_no_descriptors_for_a_ring_or_a_connection_requests_are_carried_out_all_the_same";
+        let alone = std::process::Command::new("/proc/self/exe").args(["--exact", name]).env(ALONE, "1").output();
+        let alone = alone.expect("it runs");
+        let said = String::from_utf8_lossy(&alone.stdout);
+        assert!(alone.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    runtime.block_on(async {
+        let plain = open(file_of(1 << 20).path()).await;
+        let mut others = Vec::new();
+        for asks_rings in [true, false] {
+            let backend = helped(1 << 20, crate::CacheMode::Direct, asks_rings).await;
+            // It has a helper from here on.
+            backend.flush().await.expect("flushed");
+            others.push(backend);
+        }
+        let mut all = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            all.push(file);
+        }
+        let begin = std::time::Instant::now();
+        for backend in others.iter().chain([&plain]) {
+            use_all_of(backend).await;
+            backend.flush().await.expect("flushed");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(3), "something was waited for in vain");
+        all.clear();
+        for backend in others.iter().chain([&plain]) {
+            backend.read(Bytes(65536), Buffer::unpooled(4096)).await.expect("read");
+        }
+    });
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ impl FileBackend {
             let keep_size = self.advertised.is_none() || mode.contains(FallocateFlags::PUNCH_HOLE);
             let flags = if keep_size { mode | FallocateFlags::KEEP_SIZE } else { mode };
             let outcome = if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX {
-                allocate(&self.file, flags, extent)
+                self.file.with(|file| allocate(file, flags, extent))
             } else {
                 self.executor.allocate(&self.file, flags, extent).await
             };

@@ -5,17 +5,19 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Buffer, Data, Extent};
 use parking_lot::Mutex;
 
+use super::kept::KeptFile;
 use super::memory::{LARGE_BYTES, Slot};
 use super::message::{UnknownFile, Verb};
 use super::{CLOSE_LIMIT, HOLES_BYTES, Helper, Helpers, device_of};
 use crate::holes::Found;
+use crate::open_file::{OpenFile, OpenFiles};
 
 /// How many helpers are asked in turn.
 const TRIES: u32 = 3;
@@ -114,9 +116,8 @@ impl State {
 
 struct Shared {
     helpers: Arc<Helpers>,
-    file: Arc<File>,
-    /// The same file, opened before it is written to.
-    witness: Option<Arc<File>>,
+    /// The file, and the same file, opened before it is written to.
+    files: OpenFiles,
     /// Whether the file, other than its witness, is read and written past the page cache.
     is_direct: bool,
     device: u64,
@@ -131,19 +132,45 @@ pub(crate) struct Known(Arc<Shared>);
 
 impl HelpedFile {
     /// `tail` is the same file, if it is open a second time already. May wait for the file system.
-    pub(crate) fn new(
-        helpers: &Arc<Helpers>,
-        file: &Arc<File>,
-        tail: Option<Arc<File>>,
-        is_direct: bool,
-    ) -> io::Result<Self> {
-        let witness = tail.or_else(|| open_again(file));
-        let (helpers, device, file) = (Arc::clone(helpers), device_of(file)?, Arc::clone(file));
-        Ok(Self(Arc::new(Shared { helpers, file, witness, is_direct, device, state: Mutex::default() })))
+    pub(crate) fn new(helpers: &Arc<Helpers>, file: File, tail: Option<File>, is_direct: bool) -> io::Result<Self> {
+        let (device, parks) = (device_of(&file)?, helpers.alone_keep(&file)?);
+        let witness = tail.or_else(|| open_again(&file));
+        let files = if parks { OpenFiles::parked(file, witness) } else { OpenFiles::here(file, witness) };
+        let this =
+            Self(Arc::new(Shared { helpers: Arc::clone(helpers), files, is_direct, device, state: Mutex::default() }));
+        helpers.enter(device);
+        if this.0.files.parked.is_some()
+            && let Err(error) = this.0.place()
+        {
+            tracing::warn!(%error, "a device has no helper yet");
+        }
+        Ok(this)
+    }
+
+    /// The file, and the one that is open a second time, if there is one.
+    pub(crate) fn files(&self) -> &OpenFiles {
+        &self.0.files
+    }
+
+    /// The helpers, of which it has its own.
+    pub(crate) fn helpers(&self) -> &Arc<Helpers> {
+        &self.0.helpers
+    }
+
+    /// Has the helper alone keep `file`, which is another one of its device, if that is what is done with this one.
+    ///
+    /// # Errors
+    /// Gives `file` back.
+    pub(crate) fn keep(&self, file: File) -> Result<KeptFile, File> {
+        let placed = self.0.files.parked.as_ref().and_then(|_| self.0.place().ok());
+        match placed {
+            Some((helper, _)) => KeptFile::new(helper, file),
+            None => Err(file),
+        }
     }
 
     /// Whether requests for `file`, which is one of the two, go past the page cache.
-    pub(crate) fn goes_past_the_cache(&self, file: &Arc<File>) -> bool {
+    pub(crate) fn goes_past_the_cache(&self, file: &OpenFile) -> bool {
         self.0.is_direct && !self.0.is_witness(file)
     }
 
@@ -160,22 +187,25 @@ impl HelpedFile {
 }
 
 /// The same file once more, wherever its name leads: another description, to which the kernel reports apart.
-fn open_again(file: &File) -> Option<Arc<File>> {
+fn open_again(file: &File) -> Option<File> {
     // Only for reading: closing a block device that was open for writing has the whole system look at it anew.
     let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let opened = opened.inspect_err(|error| {
         tracing::warn!(%error, "a file has no witness: once its helper is killed, nothing durable is promised");
     });
-    opened.ok().map(Arc::new)
+    opened.ok()
 }
 
 impl Drop for HelpedFile {
     /// Whoever opens the file next must find its lock free.
     fn drop(&mut self) {
+        // First here: whoever lets go of a file last may wait for its server.
+        self.0.files.parked.iter().for_each(|parked| parked.let_go());
         let given = self.0.state.lock().given.take();
         if let Some(Given { helper, number, .. }) = given {
             let _ = helper.ask(Verb::Close, number, CLOSE_LIMIT);
         }
+        self.0.helpers.leave(self.0.device);
     }
 }
 
@@ -188,6 +218,14 @@ impl Known {
             }
         }
         Err(unasked())
+    }
+
+    /// Whether a sync that no helper could be asked for reports all there is to report if it is done by this process.
+    pub(crate) fn may_be_synced_here(&self) -> bool {
+        let mut state = self.0.state.lock();
+        self.0.forget_ended(&mut state);
+        let is_under_way = state.given.as_ref().is_some_and(|given| given.unanswered > 0);
+        !is_under_way && state.reports.are_with_the_file()
     }
 
     /// Changes the allocation of `extent`, in the manner of fallocate's flags. Doing it twice is doing it once.
@@ -205,7 +243,7 @@ impl Known {
     /// then: less than all only at the end of the file.
     pub(crate) async fn read(
         &self,
-        file: &Arc<File>,
+        file: &OpenFile,
         offset: u64,
         buffer: &mut Buffer,
         mut start: usize,
@@ -232,7 +270,7 @@ impl Known {
     }
 
     /// Writes all of `data` from byte `start` of it on; its first byte goes to `offset` of `file`.
-    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, data: &Data, mut start: usize) -> io::Result<()> {
+    pub(crate) async fn write(&self, file: &OpenFile, offset: u64, data: &Data, mut start: usize) -> io::Result<()> {
         let by_witness = self.0.is_witness(file);
         while start < data.len() {
             let length = (data.len() - start).min(LARGE_BYTES);
@@ -274,8 +312,8 @@ impl Known {
 
 impl Shared {
     /// Whether it is the second of the two descriptions, and not the first.
-    fn is_witness(&self, file: &Arc<File>) -> bool {
-        self.witness.as_ref().is_some_and(|witness| Arc::ptr_eq(witness, file))
+    fn is_witness(&self, file: &OpenFile) -> bool {
+        self.files.witness.as_ref().is_some_and(|witness| witness.is(file))
     }
 
     /// None if nobody has carried it out, or nobody can say so: then nothing of it is under way any more.
@@ -289,7 +327,7 @@ impl Shared {
         let mut slot = helper.slot(length).await.ok()?;
         slot.fill(bytes);
         let verb = verb(slot.at());
-        let Some((slot, outcome)) = helper.perform(number, verb, slot).await else {
+        let Some((slot, outcome)) = helper.perform(number, verb, slot).await.ok()? else {
             helper.expect_end().await;
             return None;
         };
@@ -299,20 +337,35 @@ impl Shared {
     /// The helper that has the file, and what it calls it; it is given it first, if need be.
     fn place(&self) -> io::Result<(Arc<Helper>, u64)> {
         let mut state = self.state.lock();
+        self.forget_ended(&mut state);
+        if let Some(given) = &state.given {
+            return Ok((Arc::clone(&given.helper), given.number));
+        }
+        let helper = self.helpers.helper(self.device)?;
+        let number = self.give_to(&helper)?;
+        state.given = Some(Given { helper: Arc::clone(&helper), number, unanswered: 0, hanging: 0 });
+        Ok((helper, number))
+    }
+
+    /// Gives `helper` the files; what it calls them.
+    fn give_to(&self, helper: &Helper) -> io::Result<u64> {
+        let OpenFiles { file, witness, parked } = &self.files;
+        if let Some(parked) = parked {
+            return helper.open_parked(parked);
+        }
+        let files = std::iter::once(file).chain(witness).filter_map(OpenFile::descriptor);
+        helper.open(&files.map(AsFd::as_fd).collect::<Vec<_>>(), 0)
+    }
+
+    /// Notes what has become of the syncs of a helper that has ended.
+    fn forget_ended(&self, state: &mut State) {
         if let Some(ended) = state.given.take_if(|given| given.helper.has_ended())
             && ended.unanswered > 0
         {
             // What the kernel keeps a report of is read through the other description. What a device says when it
             // gives up after it has hung is kept nowhere.
-            state.reports.lose(self.witness.is_some() && ended.hanging == 0);
+            state.reports.lose(self.files.witness.is_some() && ended.hanging == 0);
         }
-        if let Some(given) = &state.given {
-            return Ok((Arc::clone(&given.helper), given.number));
-        }
-        let helper = self.helpers.helper(self.device)?;
-        let number = helper.open(&self.file, self.witness.as_deref())?;
-        state.given = Some(Given { helper: Arc::clone(&helper), number, unanswered: 0, hanging: 0 });
-        Ok((helper, number))
     }
 
     /// None if nobody has carried it out, or nobody can say so.

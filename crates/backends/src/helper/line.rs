@@ -48,6 +48,12 @@ impl Lines {
         Ok(Arc::clone(slots.as_ref().expect("it was made")))
     }
 
+    /// How many descriptors of this process all of it takes.
+    pub(super) fn descriptors(&self) -> usize {
+        let memory = usize::from(self.slots.lock().is_some());
+        memory + self.lines.lock().len()
+    }
+
     /// The connection of this worker. `introduce` gives the helper its other end.
     pub(super) fn of_this_worker(&self, introduce: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<Arc<Line>> {
         let this = std::thread::current().id();
@@ -115,6 +121,8 @@ impl Line {
     pub(super) async fn perform(&self, file: u64, verb: Verb, slot: Slot) -> Option<Done> {
         let (answer, answered) = oneshot::channel();
         let id = self.begin(slot, answer)?;
+        // Whoever waits may go before it is sent.
+        let unsent = Unsent { line: self, id };
         let message = Message { id, file, verb };
         loop {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -122,12 +130,13 @@ impl Line {
                 Ok(()) => break,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self.socket.writable().await {
                     Ok(mut ready) => ready.clear_ready(),
-                    Err(_) => return self.withdraw(id),
+                    Err(_) => return None,
                 },
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return self.withdraw(id),
+                Err(_) => return None,
             }
         }
+        std::mem::forget(unsent);
         answered.await.ok()
     }
 
@@ -142,10 +151,13 @@ impl Line {
         Some(id)
     }
 
-    /// A request that was not sent.
-    fn withdraw(&self, id: u64) -> Option<Done> {
-        self.pending.lock().requests.remove(&id);
-        None
+    /// Forgets a request that was not sent.
+    fn withdraw(&self, id: u64) {
+        let withdrawn = self.pending.lock().requests.remove(&id);
+        drop(withdrawn);
+        if self.is_closing.load(Ordering::Acquire) {
+            self.wake.notify_one();
+        }
     }
 
     /// Takes the answers that are there; whether the helper may send more.
@@ -171,6 +183,18 @@ impl Line {
 
     fn is_idle(&self) -> bool {
         self.pending.lock().requests.is_empty()
+    }
+}
+
+/// A request that is not sent yet: nobody would ever answer it.
+struct Unsent<'a> {
+    line: &'a Line,
+    id: u64,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        self.line.withdraw(self.id);
     }
 }
 
@@ -207,5 +231,32 @@ impl Drop for LastWill {
         }
         // The helper has ended: with it all that it had under way. Whoever waits asks another one.
         line.pending.lock().requests.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_nobody_waits_for_any_more_before_it_is_sent_leaves_nothing_behind() {
+        let mut theirs = None;
+        let lines = Lines::default();
+        let introduce = |socket: &OwnedFd| {
+            theirs = Some(socket.try_clone()?);
+            Ok(())
+        };
+        let line = lines.of_this_worker(introduce).expect("there is a connection");
+        let message = Message { id: 0, file: 0, verb: Verb::Length };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // Nobody takes them.
+        while send_message(line.socket.get_ref().as_fd(), &message, &[], flags).is_ok() {}
+        let slots = lines.slots().expect("there is memory");
+        for _ in 0..2 * super::super::memory::SLOTS {
+            let slot = tokio::time::timeout(std::time::Duration::from_secs(5), slots.acquire(512)).await;
+            let mut request = Box::pin(line.perform(1, Verb::Length, slot.expect("a slot is lost")));
+            assert!(futures::poll!(&mut request).is_pending());
+        }
+        assert!(line.is_idle(), "the end of the event loop would wait for it");
     }
 }

@@ -5,7 +5,8 @@
 //!   answer   0 number │ 8 the system's error, 0 if there was none (u64) │ 16 count
 //! ```
 //!
-//! Syncs, reads and writes have the mode 1 if they go through the witness. A look for holes has the unit as its mode, and
+//! A file is opened with the mode 0, or with the number of those that are parked in the socket that comes with it. Syncs,
+//! reads and writes have the mode 1 if they go through the witness. A look for holes has the unit as its mode, and
 //! the highest bit if the file may be shorter than its volume. All numbers are little-endian. Both ends are the same
 //! program.
 
@@ -28,8 +29,11 @@ const MAY_BE_SHORT: u32 = 1 << 31;
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Keep the file that comes with this, and its witness, if that comes, too.
-    Open,
+    /// Keep the file that comes with this, and its witness, if that comes, too. If so many are `parked`, a socket comes in
+    /// which they are.
+    Open {
+        parked: u32,
+    },
     /// Close it.
     Close,
     Sync {
@@ -79,7 +83,7 @@ pub(super) struct Message {
 impl Message {
     fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         let (verb, mode, offset, length, slot) = match self.verb {
-            Verb::Open => (1_u32, 0, 0, 0, 0),
+            Verb::Open { parked } => (1_u32, parked, 0, 0, 0),
             Verb::Close => (2, 0, 0, 0, 0),
             Verb::Sync { by_witness } => (3, u32::from(by_witness), 0, 0, 0),
             Verb::Allocate { mode, offset, length } => (4, mode, offset, length, 0),
@@ -107,7 +111,7 @@ impl Message {
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let (mode, offset, length, slot) = (short(20), long(24), long(32), long(40));
         let verb = match short(16) {
-            1 => Verb::Open,
+            1 => Verb::Open { parked: mode },
             2 => Verb::Close,
             3 => Verb::Sync { by_witness: mode != 0 },
             4 => Verb::Allocate { mode, offset, length },
@@ -220,7 +224,8 @@ mod tests {
             ]
         });
         let allocate = Verb::Allocate { mode: 3, offset: 1 << 40, length: 4096 };
-        let others = [Verb::Open, Verb::Close, Verb::Line, Verb::Length, allocate];
+        let others =
+            [Verb::Open { parked: 0 }, Verb::Open { parked: 2 }, Verb::Close, Verb::Line, Verb::Length, allocate];
         for verb in either.into_iter().flatten().chain(others) {
             let message = Message { id: 7, file: 9, verb };
             assert_eq!(Message::parse(&message.to_bytes()), Some(message));

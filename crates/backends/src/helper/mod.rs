@@ -17,6 +17,9 @@
 //! A daemon that dies leaves at most that process behind. It keeps the locks of the images that it still works on, so
 //! nobody else serves those until the device has answered.
 //!
+//! Where a server is asked whenever a file is closed, the daemon has no descriptor of it at all: it gives the helper a
+//! socket in which the file is parked, and keeps that (see `open_file`).
+//!
 //! A helper may be killed, and another one takes its place. What the first could not be asked for, and changes of
 //! allocation, are given to that one. A sync that was under way is another matter. The open file description that the
 //! helper has is ours, and the kernel reports a lost write once to each description: a helper that is killed while the
@@ -40,6 +43,7 @@
 //! own end.
 
 mod helped;
+mod kept;
 mod line;
 mod memory;
 mod message;
@@ -59,6 +63,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, shutdown, socketpair};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
+use crate::file_system::belongs_to_helper;
+use crate::open_file::Parked;
 use line::{Done, Lines};
 use memory::Slot;
 use message::{ANSWER_BYTES, Answer, Message, Verb, send_message};
@@ -66,6 +72,7 @@ use message::{ANSWER_BYTES, Answer, Message, Verb, send_message};
 #[cfg(test)]
 pub(crate) use helped::unasked;
 pub(crate) use helped::{HelpedFile, Known, is_unasked};
+pub(crate) use kept::KeptFile;
 
 /// The first argument of the program that says what it is to be.
 const ARGUMENT: &str = "--device-helper";
@@ -75,6 +82,9 @@ const REQUESTS_MAX: usize = 64;
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
 /// How long after one of its sockets has ended the others of a helper may still be open.
 const END_LIMIT_MS: u32 = 1000;
+/// How many descriptors a helper takes beside the connections of workers: its socket, once more for whoever reads its
+/// answers, and its memory.
+const HELPER_DESCRIPTORS: usize = 3;
 /// What an answer about holes takes of a slot at most.
 const HOLES_BYTES: usize = crate::holes::FOUND_BYTES_MAX;
 
@@ -88,7 +98,10 @@ pub fn run_as_helper() -> Option<std::process::ExitCode> {
 pub struct Helpers {
     program: PathBuf,
     arguments: Vec<&'static str>,
-    by_device: Mutex<HashMap<u64, Weak<Helper>>>,
+    by_device: Mutex<HashMap<u64, OfDevice>>,
+    /// Helpers alone keep the files of whatever file system.
+    #[cfg(test)]
+    keep_all: bool,
 }
 
 impl Helpers {
@@ -108,7 +121,29 @@ impl Helpers {
     }
 
     fn with_arguments(program: PathBuf, arguments: Vec<&'static str>) -> Arc<Self> {
-        Arc::new(Self { program, arguments, by_device: Mutex::default() })
+        Arc::new(Self {
+            program,
+            arguments,
+            by_device: Mutex::default(),
+            #[cfg(test)]
+            keep_all: false,
+        })
+    }
+
+    /// The same, and they alone keep the files of whatever file system.
+    #[cfg(test)]
+    pub(crate) fn keeping_all(self: Arc<Self>) -> Arc<Self> {
+        let this = Arc::into_inner(self).expect("nobody has it yet");
+        Arc::new(Self { keep_all: true, ..this })
+    }
+
+    /// Whether nobody but the helper is to keep `file` open.
+    fn alone_keep(&self, file: &File) -> io::Result<bool> {
+        #[cfg(test)]
+        if self.keep_all {
+            return Ok(true);
+        }
+        belongs_to_helper(file)
     }
 
     /// Helpers that are this program of tests.
@@ -120,14 +155,58 @@ impl Helpers {
 
     fn helper(&self, device: u64) -> io::Result<Arc<Helper>> {
         let mut by_device = self.by_device.lock();
-        by_device.retain(|_, helper| helper.strong_count() > 0);
-        let living = by_device.get(&device).and_then(Weak::upgrade).filter(|helper| !helper.has_ended());
-        if let Some(helper) = living {
+        let of_device = by_device.entry(device).or_default();
+        if let Some(helper) = of_device.living() {
             return Ok(helper);
         }
         let helper = Helper::start(&self.program, &self.arguments)?;
-        by_device.insert(device, Arc::downgrade(&helper));
+        of_device.helper = Arc::downgrade(&helper);
         Ok(helper)
+    }
+
+    /// One file more of `device` may need its helper.
+    fn enter(&self, device: u64) {
+        self.by_device.lock().entry(device).or_default().files += 1;
+    }
+
+    /// One file less does.
+    fn leave(&self, device: u64) {
+        let mut by_device = self.by_device.lock();
+        if let Some(of_device) = by_device.get_mut(&device) {
+            of_device.files -= 1;
+            by_device.retain(|_, of_device| of_device.files > 0);
+        }
+    }
+
+    /// How many descriptors of this process the helpers of its devices may still come to take, if each of so many
+    /// `workers` asks each of them.
+    #[must_use]
+    pub fn descriptors_to_come(&self, workers: usize) -> usize {
+        let by_device = self.by_device.lock();
+        let to_come = by_device.values().map(|of_device| {
+            let taken = of_device.living().map_or(0, |helper| helper.descriptors());
+            (HELPER_DESCRIPTORS + workers).saturating_sub(taken)
+        });
+        to_come.sum()
+    }
+
+    /// How many they take of a process with so many `workers`, for each device.
+    #[must_use]
+    pub const fn descriptors_of_a_device(workers: usize) -> usize {
+        HELPER_DESCRIPTORS + workers
+    }
+}
+
+/// The helper of a device, and how many files may need it.
+#[derive(Default)]
+struct OfDevice {
+    files: usize,
+    helper: Weak<Helper>,
+}
+
+impl OfDevice {
+    fn living(&self) -> Option<Arc<Helper>> {
+        self.helper.upgrade().filter(|helper| !helper.has_ended())
     }
 }
 
@@ -187,6 +266,11 @@ impl Helper {
         Ok(helper)
     }
 
+    /// How many descriptors of this process it takes now.
+    fn descriptors(&self) -> usize {
+        HELPER_DESCRIPTORS - 1 + self.lines.descriptors()
+    }
+
     fn has_ended(&self) -> bool {
         self.state.lock().has_ended
     }
@@ -224,12 +308,16 @@ impl Helper {
         sent
     }
 
-    /// Gives it a file, and what goes with that; what it calls it.
-    fn open(&self, file: &File, witness: Option<&File>) -> io::Result<u64> {
+    /// Gives it a file, and what goes with that, or a socket in which so many are `parked`; what it calls it.
+    fn open(&self, files: &[BorrowedFd<'_>], parked: u32) -> io::Result<u64> {
         let id = self.begin(Waiting::Thread)?;
-        let files: Vec<BorrowedFd<'_>> = std::iter::once(file).chain(witness).map(AsFd::as_fd).collect();
-        self.send(&Message { id, file: id, verb: Verb::Open }, &files)?;
+        self.send(&Message { id, file: id, verb: Verb::Open { parked } }, files)?;
         Ok(id)
+    }
+
+    /// The same with those that are parked.
+    fn open_parked(&self, parked: &Parked) -> io::Result<u64> {
+        parked.with_socket(|socket| self.open(&[socket], parked.count() as u32))
     }
 
     /// Asks for something that takes no time, and waits for `limit` at most; whether it was answered.
@@ -254,14 +342,17 @@ impl Helper {
     }
 
     /// Has `verb` carried out on `file` with the bytes of `slot`; `None` if the helper ends before it has answered.
-    async fn perform(&self, file: u64, verb: Verb, slot: Slot) -> Option<Done> {
+    ///
+    /// # Errors
+    /// It could not be asked: there may be no descriptors for a connection just now.
+    async fn perform(&self, file: u64, verb: Verb, slot: Slot) -> io::Result<Option<Done>> {
         let line = self.lines.of_this_worker(|theirs| {
             let id = self.begin(Waiting::Thread)?;
             let introduced = self.send(&Message { id, file: 0, verb: Verb::Line }, &[theirs.as_fd(), slot.memory()]);
             self.state.lock().waiting.remove(&id);
             introduced
-        });
-        line.ok()?.perform(file, verb, slot).await
+        })?;
+        Ok(line.perform(file, verb, slot).await)
     }
 
     /// Asks for something. The answer comes through what this gives, or none if the helper ends before.

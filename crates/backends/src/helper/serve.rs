@@ -2,6 +2,7 @@
 //! service are not for it.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
@@ -21,6 +22,8 @@ use super::message::{Answer, Message, UnknownFile, Verb, receive_message};
 use crate::calls::{allocate, length_of, read_some, retry, write_some};
 use crate::file_system::takes_one_write;
 use crate::holes::find_holes;
+use crate::lock::HELPER_NAME;
+use crate::open_file::parked_in;
 
 /// How long a request waits for its file, which was sent before it by another way.
 const FILE_LIMIT: Duration = Duration::from_secs(1);
@@ -32,14 +35,16 @@ pub(super) fn serve() -> ExitCode {
     if SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let _ = rustix::thread::set_name(c"transhume-sync");
+    if let Ok(name) = CString::new(HELPER_NAME) {
+        let _ = rustix::thread::set_name(&name);
+    }
     let threads = Threads::default();
     let files: Arc<Files> = Arc::default();
     while let Ok(Some((message, opened))) = receive_message(std::io::stdin().as_fd()) {
         let Message { id, file, verb } = message;
         match verb {
-            Verb::Open => {
-                files.open(file, Held::of(opened));
+            Verb::Open { parked } => {
+                files.open(file, Held::of(opened, parked));
                 answer(std::io::stdin(), id, Ok(0));
             }
             Verb::Close => {
@@ -107,7 +112,10 @@ struct Held {
 }
 
 impl Held {
-    fn of(opened: Vec<OwnedFd>) -> Option<Self> {
+    fn of(mut opened: Vec<OwnedFd>, parked: u32) -> Option<Self> {
+        if parked > 0 {
+            opened = parked_in(opened.first()?.as_fd(), parked as usize).ok()?;
+        }
         let mut opened = opened.into_iter().map(File::from);
         let (file, witness) = (opened.next()?, opened.next());
         Some(Self { writes: OnceLock::new(), file, witness })
