@@ -13,11 +13,11 @@ use tokio::net::UnixStream;
 
 use crate::API_VERSION;
 use crate::v1::{
-    AdoptRequest, AttachRequest, Cache, CacheRequest, CacheResizeRequest, CheckRequest, CheckedDisk, Error, ErrorCode,
-    FoundVm, Host, HostAddresses, Invitation, InviteRequest, Job, Layer, LayerChangeRequest, LayerRequest, MoveRequest,
-    PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest, Result, RevertRequest, SetRequest,
-    SnapshotRequest, Status, Surrogate, SurrogateRepairRequest, SurrogateRequest, TrustedHost, Version, Vm,
-    VmAddRequest, VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
+    AcceptRequest, AdoptRequest, AttachRequest, Cache, CacheRequest, CacheResizeRequest, CheckRequest, CheckedDisk,
+    Error, ErrorCode, FoundVm, Host, HostAddresses, Invitation, InviteRequest, Job, Layer, LayerChangeRequest,
+    LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest, Result,
+    RevertRequest, SetRequest, SnapshotRequest, Status, Surrogate, SurrogateRepairRequest, SurrogateRequest,
+    TrustedHost, Version, Vm, VmAddRequest, VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
 };
 
 /// The largest answer that is read.
@@ -299,6 +299,14 @@ impl Client {
     /// It is being moved, or QEMU refuses; then it stays adopted.
     pub async fn release(&self, name: &str) -> Result<Volume> {
         self.send(Method::POST, &format!("/v1/adoptions/{}/release", escape(name)), &ReleaseRequest {}).await
+    }
+
+    /// Says that what has the name of the volume's image now is the volume's own.
+    ///
+    /// # Errors
+    /// The volume is served, or cannot be brought back with that either.
+    pub async fn accept(&self, name: &str) -> Result<Volume> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/accept", escape(name)), &AcceptRequest {}).await
     }
 
     /// Starts or queues a move.

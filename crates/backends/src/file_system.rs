@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -44,4 +45,12 @@ pub(crate) fn takes_one_write(file: &File) -> bool {
     let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type);
     let is_direct = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
     is_file && (kind == EXT4 || [XFS, BTRFS].contains(&kind) && !is_direct)
+}
+
+/// The directory that `path` is in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::FileBackend;
 use crate::mark::{lacks_layers_mark, mark_layers, marked_epoch, marked_layers};
-use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of};
+use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of, device_names};
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
 
 /// The identity of the file or block device that holds a volume, wherever its name leads later.
@@ -153,13 +153,21 @@ impl ImageIdentity {
             (Some(before), Some(now)) => before.holds_the_same(now),
             _ => false,
         };
-        if !is_same {
-            return Err(ImageError::Another);
+        match is_same {
+            true => self.check_length(now),
+            false => Err(ImageError::Another),
         }
-        if now.size < self.size {
-            return Err(ImageError::Shorter { was: Bytes(self.size), is: Bytes(now.size) });
+    }
+
+    /// Whether `now`, which may be another one, is as long at least.
+    ///
+    /// # Errors
+    /// It is shorter.
+    pub const fn check_length(&self, now: &Self) -> std::result::Result<(), ImageError> {
+        match now.size < self.size {
+            true => Err(ImageError::Shorter { was: Bytes(self.size), is: Bytes(now.size) }),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Whether the name `path` leads to it.
@@ -272,6 +280,15 @@ impl FileBackend {
         }
         let first = BlockDevice::read(self, Bytes::ZERO, Buffer::unpooled(TOMBSTONE_BYTES)).await?;
         Ok(Tombstone::parse(&first))
+    }
+
+    /// What it says of itself that no other says, if it is a block device.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn device_names(&self) -> std::io::Result<Vec<String>> {
+        let found = self.metadata()?;
+        Ok(if found.file_type().is_block_device() { device_names(&found) } else { Vec::new() })
     }
 
     /// The epoch under which a move has brought a volume into this file, if one has.

@@ -14,9 +14,11 @@ mod image;
 mod in_place;
 mod lock;
 mod mark;
+mod obstacle;
 mod offload;
 mod open_file;
 mod qemu_locks;
+mod rename;
 mod reserve;
 mod retire;
 mod ring;
@@ -28,10 +30,13 @@ pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use helper::{Helpers, run_as_helper};
 pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes, mark_layers_of};
 pub use in_place::in_place;
+pub use obstacle::Obstacle;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;
 pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
-pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target, remove_unless_used};
+pub use target::{
+    PreparedTarget, TargetError, TargetOrigin, TargetRequest, check_target, prepare_target, remove_unless_used,
+};
 pub use tombstone::Tombstone;

@@ -8,6 +8,7 @@
 //! byte     0  "TRANSHUME MOVED\n"
 //! byte    16  the epoch, a little-endian 64-bit number
 //! byte    24  the length of the volume's name, a little-endian 16-bit number, and the name
+//! byte   ...  the length of the following, a little-endian 16-bit number, and what the device says of itself
 //! byte   ...  zeroes up to byte 4096
 //! ```
 
@@ -16,13 +17,17 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, OFlags, RenameFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::QemuLocks;
-use crate::target::{DeviceIdentity, FileIdentity, TargetError, block_size_of, directory_of, sync_directory_of};
+use crate::rename::rename_to_free;
+use crate::target::{
+    DeviceIdentity, FileIdentity, TargetError, block_size_of, device_names, directory_of, have_common, is_read_only,
+    sync_directory_of,
+};
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
+use crate::{Obstacle, QemuLocks};
 
 /// A file is deleted in steps of so many bytes, or more where that would take too many.
 const SHRINK_BYTES: u64 = 32 << 20;
@@ -115,14 +120,29 @@ impl<'a> Retiring<'a> {
         self.identity.map_or_else(|| resolve(self.path), |identity| Ok(identity.path.clone()))
     }
 
+    /// Where it is, or was, and what it is called once it is put out of the way.
+    fn names(&self) -> Result<(PathBuf, PathBuf), TargetError> {
+        let real = self.real()?;
+        let moved = moved_name(&real, self.epoch);
+        Ok((real, moved))
+    }
+
+    /// What would keep it from being put out of the way now, as far as that can be told.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        let (path, moved) = self.names().ok()?;
+        let found = std::fs::symlink_metadata(&path).ok()?;
+        match found.file_type().is_block_device() {
+            true => is_read_only(&found).then(|| Obstacle::read_only(&path)),
+            false => Obstacle::to_renaming(&path, &moved, &found),
+        }
+    }
+
     /// Whether `found` may be retired.
     fn is_meant(&self, found: &Metadata) -> bool {
         let holder = self.holder.and_then(|holder| std::fs::metadata(holder).ok());
-        let is_block_device = |it: &Metadata| it.file_type().is_block_device();
-        let is_holder = holder.is_some_and(|holder| match (is_block_device(&holder), is_block_device(found)) {
-            (true, true) => holder.rdev() == found.rdev(),
-            _ => (holder.dev(), holder.ino()) == (found.dev(), found.ino()),
-        });
+        // By another path of the same disk, too: a tombstone would be written into the volume.
+        let is_holder = holder.is_some_and(|holder| have_common(&holder, found));
         !is_holder && self.identity.is_none_or(|identity| identity.is(found))
     }
 }
@@ -134,8 +154,7 @@ impl<'a> Retiring<'a> {
 /// `InUse` when a program of QEMU's has it. `OtherSource` when its name leads to something else by now, which stays as
 /// it is. Also when something else has the new name, and what the operating system says.
 pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
-    let real = source.real()?;
-    let to = moved_name(&real, source.epoch);
+    let (real, to) = source.names()?;
     let found = match std::fs::symlink_metadata(&real) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -156,14 +175,15 @@ pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, Targ
     {
         return Err(TargetError::InUse { path: real, holder: error.to_string() });
     }
-    if found.is_some_and(|found| found.file_type().is_block_device()) {
-        let tombstone = Tombstone { epoch: source.epoch, volume: source.volume.map(str::to_owned) };
+    if let Some(found) = found.filter(|found| found.file_type().is_block_device()) {
+        let (volume, device) = (source.volume.map(str::to_owned), device_names(&found));
+        let tombstone = Tombstone { epoch: source.epoch, volume, device };
         return bury(&real, &tombstone, keep);
     }
-    match rustix::fs::renameat_with(CWD, &real, CWD, &to, RenameFlags::NOREPLACE) {
+    match rename_to_free(&real, &to) {
         Ok(()) => {}
-        Err(Errno::NOENT) if to.exists() => {}
-        Err(error) => return Err(TargetError::os(&real, &format!("renaming to {} of", to.display()), error.into())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && to.exists() => {}
+        Err(error) => return Err(TargetError::os(&real, &format!("renaming to {} of", to.display()), error)),
     }
     sync_directory_of(&real)?;
     Ok(Retired::File { from: real, to })
@@ -174,8 +194,8 @@ pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, Targ
 /// # Errors
 /// What the operating system says of the links on the way to it.
 pub fn is_deleted(source: &Retiring<'_>) -> Result<bool, TargetError> {
-    let real = source.real()?;
-    Ok(!real.exists() && !moved_name(&real, source.epoch).exists())
+    let (real, moved) = source.names()?;
+    Ok(!real.exists() && !moved.exists())
 }
 
 /// Frees a file's space in steps, each durable before the next. A file system with discard would block the disk for
@@ -214,10 +234,8 @@ impl Retired {
     pub fn restore(&self) -> Result<(), TargetError> {
         match self {
             Self::File { from, to } => {
-                let renamed = rustix::fs::renameat_with(CWD, to, CWD, from, RenameFlags::NOREPLACE);
-                renamed.map_err(|error| {
-                    TargetError::os(to, &format!("renaming to {} of", from.display()), error.into())
-                })?;
+                let failed = |error| TargetError::os(to, &format!("renaming to {} of", from.display()), error);
+                rename_to_free(to, from).map_err(failed)?;
                 sync_directory_of(from)
             }
             Self::BlockDevice { path, kept } => {

@@ -5,10 +5,11 @@
 mod block_device;
 mod error;
 mod identity;
+mod storage;
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use block::Bytes;
@@ -20,7 +21,8 @@ use crate::mark::{carries_mark, mark, marked_epoch, unmark};
 use crate::reserve::reserve;
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
-pub(crate) use block_device::block_size_of;
+pub(crate) use crate::file_system::directory_of;
+pub(crate) use block_device::{block_size_of, device_names, have_common, is_read_only};
 pub use error::TargetError;
 pub(crate) use identity::{DeviceIdentity, FileIdentity};
 
@@ -300,32 +302,57 @@ pub async fn prepare_target(request: &TargetRequest<'_>, env: &dyn Env) -> Resul
     }
 }
 
+/// Whether a target could be made ready as far as what is there already tells. Nothing is changed.
+///
+/// # Errors
+/// As of [`prepare_target`].
+pub fn check_target(request: &TargetRequest<'_>) -> Result<(), TargetError> {
+    let source = source_of(request)?;
+    match found_of(request, source.as_ref())? {
+        Some(found) if found.is_file() => check_reused(request, source.as_ref(), &found).map(drop),
+        Some(found) => block_device::check(request, &found),
+        None => Ok(()),
+    }
+}
+
 fn attempt(request: &TargetRequest<'_>) -> Result<PreparedTarget, TargetError> {
+    let source = source_of(request)?;
+    let Some(found) = found_of(request, source.as_ref())? else { return create(request, source.as_ref()) };
+    if found.is_file() {
+        return reuse(request, source.as_ref(), &found);
+    }
+    block_device::check(request, &found)?;
+    Ok(PreparedTarget {
+        spec: request.spec.clone(),
+        origin: TargetOrigin::BlockDevice,
+        reads_zero: false,
+        identity: FileIdentity::of(&found),
+        block_device: Some(DeviceIdentity::of(&found)),
+        directory: None,
+    })
+}
+
+fn source_of(request: &TargetRequest<'_>) -> Result<Option<Metadata>, TargetError> {
+    let look = |source: &Path| std::fs::metadata(source).map_err(|error| TargetError::os(source, "looking at", error));
+    request.source.map(look).transpose()
+}
+
+/// The file or block device that the target's name leads to, if there is one. It may be overwritten as far as its kind and
+/// contents tell.
+fn found_of(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Option<Metadata>, TargetError> {
     let path = request.spec.path();
-    let source = match request.source {
-        Some(source) => Some(std::fs::metadata(source).map_err(|error| TargetError::os(source, "looking at", error))?),
-        None => None,
-    };
     let found = match std::fs::metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return create(request, source.as_ref()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(TargetError::os(path, "looking at", error)),
     };
-    if let (Some(source), Some(source_path)) = (&source, request.source)
-        && block_device::is_same(source, &found)
+    if let (Some(source), Some(source_path)) = (source, request.source)
+        && have_common(source, &found)
     {
         return Err(TargetError::SameAsSource { path: path.to_owned(), source: source_path.to_owned() });
     }
     if found.file_type().is_block_device() {
-        block_device::check(request, &found)?;
-        return Ok(PreparedTarget {
-            spec: request.spec.clone(),
-            origin: TargetOrigin::BlockDevice,
-            reads_zero: false,
-            identity: FileIdentity::of(&found),
-            block_device: Some(DeviceIdentity::of(&found)),
-            directory: None,
-        });
+        return Ok(Some(found));
     }
     if !found.is_file() {
         return Err(TargetError::NoFile { path: path.to_owned() });
@@ -333,21 +360,33 @@ fn attempt(request: &TargetRequest<'_>) -> Result<PreparedTarget, TargetError> {
     if found.len() > 0 && !request.overwrite {
         return Err(TargetError::NotEmpty { path: path.to_owned(), size: Bytes(found.len()) });
     }
-    reuse(request, source.as_ref(), &found)
+    block_device::refuse_looped(path, &found)?;
+    Ok(Some(found))
 }
 
-/// A file that exists and may be overwritten.
+/// A file that exists and may be overwritten, open and locked against everybody else.
+fn check_reused(
+    request: &TargetRequest<'_>,
+    source: Option<&Metadata>,
+    found: &Metadata,
+) -> Result<(File, QemuLocks), TargetError> {
+    let path = request.spec.path();
+    let file = File::options().read(true).write(true).open(path);
+    let file = file.map_err(|error| TargetError::opening(path, error))?;
+    let locks = lock_others_out(path, &file)?;
+    check_space(path, &file, request.size, source, Bytes(found.blocks() * 512))?;
+    check_alignment(request, &file)?;
+    Ok((file, locks))
+}
+
+/// Empties such a file.
 fn reuse(
     request: &TargetRequest<'_>,
     source: Option<&Metadata>,
     found: &Metadata,
 ) -> Result<PreparedTarget, TargetError> {
     let path = request.spec.path();
-    let file = File::options().read(true).write(true).open(path);
-    let file = file.map_err(|error| TargetError::opening(path, error))?;
-    let _locks = lock_others_out(path, &file)?;
-    check_space(path, &file, request.size, source, Bytes(found.blocks() * 512))?;
-    check_alignment(request, &file)?;
+    let (file, _locks) = check_reused(request, source, found)?;
     let emptied = file.set_len(0).and_then(|()| file.set_len(request.size.0));
     let emptied = emptied.and_then(|()| unmark(&file)).and_then(|()| file.sync_all());
     emptied.map_err(|error| TargetError::os(path, "emptying", error))?;
@@ -373,7 +412,12 @@ fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Prep
         let attempt = |error| TargetError::os(path, "setting up", error);
         file.set_len(request.size.0).map_err(attempt)?;
         if let Some(source) = source.filter(|source| source.is_file()) {
-            fchown(&file, Some(source.uid()), Some(source.gid())).map_err(attempt)?;
+            fchown(&file, Some(source.uid()), Some(source.gid())).map_err(|error| TargetError::Owner {
+                path: path.to_owned(),
+                user: source.uid(),
+                group: source.gid(),
+                error: error.to_string(),
+            })?;
             let mode = std::fs::Permissions::from_mode(source.mode() & 0o7777);
             file.set_permissions(mode).map_err(attempt)?;
             if let Some(source) = request.source {
@@ -459,13 +503,6 @@ fn refuse_misaligned(request: &TargetRequest<'_>, wanted: u32) -> Result<(), Tar
         return Err(TargetError::Sectors { path, target: wanted, guest });
     }
     Ok(())
-}
-
-pub(crate) fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }
 
 /// Makes the names in the directory of `path` durable.

@@ -144,6 +144,12 @@ pub(crate) enum VolumeCommand {
     /// Stop serving a volume; its bytes stay where they are
     #[command(after_help = "Example: transhume volume detach web1")]
     Detach(NameArgs),
+    /// Say that what has the name of a volume's image now is the volume's own, after the daemon has refused it
+    #[command(after_help = "Example: transhume volume accept web1\n\n\
+        For a volume that is down because its image is taken for another file, as after a file system without birth times came back \
+        under another number, or because its guest has written a tombstone itself. What has the name must be what the guest has used last: \
+        nobody can check that.")]
+    Accept(NameArgs),
     /// Take, list, remove and revert to snapshots of a volume, while it is used
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -224,6 +230,9 @@ pub(crate) struct AttachArgs {
     /// Refuse writes
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Serve a block device although it begins with a tombstone: the guest has written that itself
+    #[arg(long)]
+    pub(crate) accept_tombstone: bool,
 }
 
 #[derive(Debug, Args)]
@@ -246,6 +255,9 @@ pub(crate) struct AdoptArgs {
     /// Go on although options of the disk are unknown and fall back to QEMU's defaults
     #[arg(long)]
     pub(crate) accept_option_loss: bool,
+    /// Adopt a disk although it begins with a tombstone: the guest has written that itself
+    #[arg(long)]
+    pub(crate) accept_tombstone: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -133,6 +133,7 @@ async fn volume(client: &Client, command: VolumeCommand, json: bool) -> Result<(
                 backend: absolute_backend(&args.backend)?,
                 export: args.export,
                 read_only: args.read_only,
+                accept_tombstone: args.accept_tombstone,
             };
             let volume = client.attach(&request).await?;
             print(json, &volume, || {
@@ -150,6 +151,10 @@ async fn volume(client: &Client, command: VolumeCommand, json: bool) -> Result<(
         VolumeCommand::Detach(args) => {
             let volume = client.detach(&args.name).await?;
             print(json, &volume, || format!("{} is no longer served; its bytes are in {}", volume.name, volume.backend))
+        }
+        VolumeCommand::Accept(args) => {
+            let volume = client.accept(&args.name).await?;
+            print(json, &volume, || format!("{} is served from {} again", volume.name, volume.backend))
         }
         VolumeCommand::Snapshot(command) => layers::snapshot(client, command, json).await,
         VolumeCommand::Layer(command) => layers::layer(client, command, json).await,
@@ -197,7 +202,8 @@ async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
         let error = Error::new(ErrorCode::Invalid, "one VM, one --node and one --name make an adoption");
         return Err(error.with_hint("give each once, or use --check"));
     };
-    let request = AdoptRequest { monitor, node, name, accept_option_loss: args.accept_option_loss };
+    let (accept_option_loss, accept_tombstone) = (args.accept_option_loss, args.accept_tombstone);
+    let request = AdoptRequest { monitor, node, name, accept_option_loss, accept_tombstone };
     let volume = client.adopt(&request).await?;
     print(json, &volume, || show::adopted(&volume))
 }

@@ -33,7 +33,7 @@ use crate::lent_parts::LentParts;
 use crate::location::{JobTarget, Location, parse_backend};
 use crate::log::LogQueue;
 use crate::machines::{HostStores, Machines};
-use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
+use crate::open_backend::{BackendOpenOptions, MovedRule, OpenBackend, suited};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::pools::PoolContext;
@@ -260,6 +260,9 @@ impl Daemon {
             if let Some(tombstone) = backend.tombstone().await?
                 && tombstone.volume.as_deref() == Some(&*volume.name)
                 && tombstone.epoch >= volume.document().epoch
+                // A guest's own tombstone is copied along.
+                && tombstone.concerns(Some(&volume.name), &backend.device_names().unwrap_or_default())
+                && volume.document().accepted_tombstone != Some(tombstone.epoch)
             {
                 return Err(ImageError::Moved { epoch: tombstone.epoch }.about(prepared.spec.path()));
             }
@@ -346,7 +349,8 @@ impl Daemon {
             socket_owner: None,
             adoption: None,
         };
-        let open_options = BackendOpenOptions { read_only: volume.read_only, ..BackendOpenOptions::default() };
+        let moved = if request.accept_tombstone { MovedRule::AcceptUnknown } else { MovedRule::Refuse };
+        let open_options = BackendOpenOptions { read_only: volume.read_only, moved, ..BackendOpenOptions::default() };
         Ok(self.make_volume(volume, open_options).await?.show())
     }
 
@@ -360,6 +364,11 @@ impl Daemon {
         let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
         let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
 
+        let accepted_tombstone = match open_options.moved {
+            MovedRule::AcceptUnknown => open_backend.tombstone_epoch().await,
+            _ => Ok(None),
+        };
+        let accepted_tombstone = accepted_tombstone.map_err(|error| of_backend(&error, "the backend"))?;
         let name = new.name.clone();
         let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
         let document = VolumeDocument {
@@ -380,6 +389,8 @@ impl Daemon {
             incoming: None,
             id: None,
             layers: Vec::new(),
+            sector: Some(open_backend.device.geometry().request_alignment),
+            accepted_tombstone,
             layers_generation: open_backend.marked_layers().unwrap_or_default(),
         };
         let clients = document.clients();

@@ -133,6 +133,13 @@ pub struct VolumeDocument {
     /// marked with it: a record with a smaller number than its image is an older copy.
     #[serde(default)]
     pub layers_generation: u64,
+    /// What its clients were promised that requests may be multiples of, in bytes, wherever it is later. Earlier versions kept none: the
+    /// first start that finds none notes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sector: Option<u32>,
+    /// The epoch of a tombstone in the first block of which somebody has said that it is the guest's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted_tombstone: Option<u64>,
 }
 
 /// A volume that another host moves here.
@@ -274,6 +281,12 @@ impl VolumeDocument {
         if let Some(committed) = committed.filter(|committed| committed.source == *place) {
             committed.has_lost = has_lost;
         }
+    }
+
+    /// What its clients were promised that requests may be multiples of, in bytes.
+    #[must_use]
+    pub fn sector_promised(&self) -> Option<u32> {
+        self.sector.or_else(|| self.incoming.as_ref().map(|incoming| incoming.request_alignment))
     }
 
     /// How large the volume may become, if it is a container that grows.

@@ -19,6 +19,7 @@
 //!
 //! `docs/operations.md` is the page for those who run it.
 
+mod accept;
 mod adopt;
 pub mod arbiter;
 mod args;

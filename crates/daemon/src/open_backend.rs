@@ -29,7 +29,7 @@ use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
 pub(crate) const CLIENT_SECTOR: u32 = 512;
 
 /// How a volume's backends are opened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct BackendOpenOptions {
     /// Nothing is written.
     pub read_only: bool,
@@ -43,19 +43,27 @@ pub struct BackendOpenOptions {
     pub qemu: QemuRule,
     /// No lock is taken: somebody else has it, and only reads are meant.
     pub unlocked: bool,
+    /// What the volume's clients were promised: requests of multiples of this are served, and no finer ones.
+    pub sector: Option<u32>,
     /// What is opened for writing although a volume was moved away from it.
     pub moved: MovedRule,
 }
 
 /// Whether a block device is written that carries the tombstone of a volume that was moved away, or a file that a move has
 /// made a volume's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MovedRule {
-    /// No device with a tombstone is written.
+    /// No device with a tombstone is written, unless that was written to another device.
     #[default]
     Refuse,
+    /// Somebody has said that a tombstone which does not say to which device it was written is the guest's own.
+    AcceptUnknown,
     /// What the volume's record says.
     Since {
+        /// What it is called. A tombstone of another volume is the guest's own.
+        volume: Arc<str>,
+        /// The epoch of the tombstone of which somebody has said that it is the guest's own.
+        accepted: Option<u64>,
         /// Its epoch. A tombstone that is no older says that the volume is elsewhere, and so does a move that is newer: the record
         /// is an old copy.
         epoch: u64,
@@ -101,7 +109,7 @@ pub struct OpenBackend {
 
 impl BackendOpenOptions {
     /// The same for a target, which is written even if the volume is not, and which no QEMU has.
-    pub(crate) const fn for_target(mut self) -> Self {
+    pub(crate) fn for_target(mut self) -> Self {
         self.read_only = false;
         self.qemu = QemuRule::Exclude;
         self.moved = MovedRule::Allow;
@@ -238,11 +246,12 @@ impl OpenBackend {
         }
         options.lock_wait = (!open_options.unlocked).then_some(open_options.lock_wait);
         options.size_limit = open_options.size_limit;
-        options.request_alignment_min = CLIENT_SECTOR;
+        options.request_alignment_min = open_options.sector.unwrap_or_default().max(CLIENT_SECTOR);
+        options.request_alignment_max = open_options.sector;
         options.helpers = helpers.map(Arc::clone);
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
         if !open_options.read_only {
-            refuse_moved(&backend, open_options.moved).await?;
+            refuse_moved(&backend, &open_options.moved).await?;
         }
         let size = backend.geometry().size;
         if let Some(limit) = open_options.size_limit.filter(|limit| size < *limit) {
@@ -404,6 +413,12 @@ impl OpenBackend {
         self.backend.as_ref().and_then(|backend| backend.marked_epoch())
     }
 
+    /// The epoch of the tombstone that it carries, if it is a block device with one.
+    pub(crate) async fn tombstone_epoch(&self) -> block::Result<Option<u64>> {
+        let Some(backend) = &self.backend else { return Ok(None) };
+        Ok(backend.tombstone().await?.map(|tombstone| tombstone.epoch))
+    }
+
     /// The generation of its volume's layers that it names, if it names one.
     pub(crate) fn marked_layers(&self) -> Option<u64> {
         self.backend.as_ref().and_then(|backend| backend.marked_layers())
@@ -430,22 +445,48 @@ impl OpenBackend {
 }
 
 /// Refuses what its own bytes or attributes say is not the volume any more.
-async fn refuse_moved(backend: &FileBackend, rule: MovedRule) -> block::Result<()> {
-    let (since, known_layers) = match rule {
-        MovedRule::Allow => return Ok(()),
-        MovedRule::Refuse => (0, None),
-        MovedRule::Since { epoch, layers } => (epoch, Some(layers)),
-    };
-    if let Some(tombstone) = backend.tombstone().await?.filter(|tombstone| tombstone.epoch >= since) {
-        return Err(ImageError::Moved { epoch: tombstone.epoch }.about(backend.path()));
-    }
-    if let Some(epoch) = backend.marked_epoch().filter(|epoch| since > 0 && *epoch > since) {
+async fn refuse_moved(backend: &FileBackend, rule: &MovedRule) -> block::Result<()> {
+    refuse_tombstone(backend, rule).await?;
+    let MovedRule::Since { epoch: since, layers: known, .. } = rule else { return Ok(()) };
+    if let Some(epoch) = backend.marked_epoch().filter(|epoch| *since > 0 && epoch > since) {
         return Err(ImageError::Newer { epoch }.about(backend.path()));
     }
-    match known_layers {
-        Some(known) if backend.marked_layers() > Some(known) => Err(ImageError::Layered.about(backend.path())),
-        _ => Ok(()),
+    match backend.marked_layers() > Some(*known) {
+        true => Err(ImageError::Layered.about(backend.path())),
+        false => Ok(()),
     }
+}
+
+/// Refuses a block device from which a volume was moved away. The guest may have a tombstone of its own in its first block: one of
+/// another device, or of another volume, is only told of.
+async fn refuse_tombstone(backend: &FileBackend, rule: &MovedRule) -> block::Result<()> {
+    let (volume, since, accepted) = match rule {
+        MovedRule::Allow => return Ok(()),
+        MovedRule::Refuse | MovedRule::AcceptUnknown => (None, 0, None),
+        MovedRule::Since { volume, epoch, accepted, .. } => (Some(&**volume), *epoch, *accepted),
+    };
+    let path = backend.path();
+    let Some(tombstone) = backend.tombstone().await?.filter(|tombstone| tombstone.epoch >= since) else {
+        return Ok(());
+    };
+    let own = backend.device_names();
+    let own = own.map_err(|error| block::Error::from_os(error, format!("looking at {}", path.display())))?;
+    let is_accepted = *rule == MovedRule::AcceptUnknown || accepted == Some(tombstone.epoch);
+    let is_refused = match tombstone.is_of(&own) {
+        None if is_accepted => false,
+        _ => tombstone.concerns(volume, &own),
+    };
+    if is_refused {
+        return Err(ImageError::Moved { epoch: tombstone.epoch }.about(path));
+    }
+    let name = tombstone.volume.as_deref().unwrap_or_default();
+    tracing::warn!(
+        path = %path.display(),
+        epoch = tombstone.epoch,
+        "the first block is the tombstone of another device or volume ({name}), and is taken for the guest's own bytes; if the volume \
+         was moved away from here by another host, `transhume volume detach` it and attach it where it is"
+    );
+    Ok(())
 }
 
 /// Takes QEMU's locks. The requests that a dead QEMU has in flight keep its locks for a moment. A live QEMU keeps them

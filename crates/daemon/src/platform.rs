@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, ImageIdentity, ImageState, PreparedTarget, Retired, Retiring, TargetError, TargetRequest};
+use backends::{
+    BackendSpec, ImageIdentity, ImageState, Obstacle, PreparedTarget, Retired, Retiring, TargetError, TargetRequest,
+};
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
@@ -128,6 +130,14 @@ pub trait Backends: OverlayBackends {
         env: &'a dyn Env,
     ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>>;
 
+    /// Whether a target could be made ready; see [`backends::check_target`].
+    ///
+    /// # Errors
+    /// Why it cannot be one.
+    fn check_request(&self, _request: &TargetRequest<'_>) -> Result<(), TargetError> {
+        Ok(())
+    }
+
     /// See [`PreparedTarget::check`].
     ///
     /// # Errors
@@ -174,6 +184,11 @@ pub trait Backends: OverlayBackends {
     /// # Errors
     /// What the place says.
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError>;
+
+    /// See [`Retiring::obstacle`].
+    fn obstacle(&self, _source: &Retiring<'_>) -> Option<Obstacle> {
+        None
+    }
 
     /// See [`backends::is_deleted`].
     ///

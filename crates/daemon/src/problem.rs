@@ -36,13 +36,16 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
         ErrorKind::NotFound => (ErrorCode::BackendMissing, "check the path"),
         ErrorKind::PermissionDenied => (
             ErrorCode::PermissionDenied,
-            "let the daemon's user read and write it; look for AppArmor or SELinux denials with `journalctl -k`",
+            "let the daemon's user read and write it; `lsattr` shows whether it or its directory is immutable (`chattr -i`), and \
+             `journalctl -k` denials of AppArmor or SELinux",
         ),
-        ErrorKind::Unsupported
-        | ErrorKind::Misaligned
-        | ErrorKind::TooLarge
-        | ErrorKind::OutOfRange
-        | ErrorKind::Invalid => (ErrorCode::BackendUnusable, "name another file or block device"),
+        ErrorKind::Misaligned => (
+            ErrorCode::BackendUnusable,
+            "give the device back its sectors; or detach the volume and attach it anew, with cache=page if its clients use finer sectors",
+        ),
+        ErrorKind::Unsupported | ErrorKind::TooLarge | ErrorKind::OutOfRange | ErrorKind::Invalid => {
+            (ErrorCode::BackendUnusable, "name another file or block device")
+        }
         ErrorKind::NoDescriptors => (ErrorCode::DescriptorsShort, DESCRIPTORS_HINT),
         ErrorKind::Internal => (ErrorCode::Internal, "this is a defect: please report it with the daemon's log"),
         ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::TimedOut | ErrorKind::Disconnected => {
@@ -121,7 +124,8 @@ const fn of_store(kind: ErrorKind) -> &'static str {
         ErrorKind::ReadOnly => "let its store be written to",
         ErrorKind::Busy => "stop the program that uses its store",
         ErrorKind::PermissionDenied => {
-            "let the daemon's user read and write its store; look for AppArmor or SELinux denials with `journalctl -k`"
+            "let the daemon's user read and write its store; `lsattr` shows whether it or its directory is immutable (`chattr -i`), and \
+             `journalctl -k` denials of AppArmor or SELinux"
         }
         ErrorKind::NoDescriptors => DESCRIPTORS_HINT,
         ErrorKind::Unsupported
@@ -168,16 +172,17 @@ pub(crate) const fn may_pass(kind: ErrorKind) -> bool {
 const fn of_image(error: &ImageError) -> &'static str {
     match error {
         ImageError::Another => {
-            "put back the one that was served, and it is served again; if this one is meant, `transhume volume detach` the volume \
-             and attach it anew"
+            "put back the one that was served, and it is served again; if this is what the guest has used last, as after its file \
+             system came back under another number, `transhume volume accept` the volume"
         }
         ImageError::Shorter { .. } => {
             "put back what is missing, and it is served again; if that is meant, `transhume volume detach` the volume and attach \
              it anew"
         }
         ImageError::Moved { .. } => {
-            "use the volume where it was moved to; a state directory from a backup is older than that. To use this device for \
-             something else, write zeroes over its first 4 KiB"
+            "use the volume where it was moved to; a state directory from a backup is older than that. If the volume's guest has \
+             written the tombstone itself, `transhume volume accept` the volume, or attach or adopt it with --accept-tombstone. To use \
+             this device for something else, write zeroes over its first 4 KiB"
         }
         ImageError::Layered => {
             "put back a newer state directory, one that knows the layer. If there is none, or the layer is gone again: `setfattr -x \
@@ -244,6 +249,7 @@ pub(crate) fn of_target(error: &TargetError) -> Error {
         TargetError::ReadOnly { .. } => ErrorCode::ReadOnly,
         TargetError::NoSpace { .. } => ErrorCode::NoSpace,
         TargetError::InUse { .. } => ErrorCode::BackendLocked,
+        TargetError::Owner { .. } => ErrorCode::PermissionDenied,
         TargetError::NoDirectory { .. } | TargetError::Away { .. } => ErrorCode::BackendMissing,
         TargetError::Os(error) => return of_backend(error, "the target"),
         _ => ErrorCode::BackendUnusable,

@@ -228,6 +228,15 @@ async fn bring_back_or_say_why(
     volume.slot().is_some()
 }
 
+/// Brings back a volume that is down, at once.
+pub(crate) async fn bring_back_now(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
+    let outcome = bring_back(daemon, volume, place_of(daemon, volume)).await;
+    if let Err(error) = &outcome {
+        volume.set_problem(error.clone());
+    }
+    outcome
+}
+
 /// What stood in the way of a volume may pass: a file system that is mounted late, a program that has its image, a limit. An
 /// attempt that fails has changed nothing. In between the volume can be detached.
 async fn bring_back_later(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
@@ -318,13 +327,16 @@ async fn refuse_older_record(daemon: &Daemon, volume: &Volume) -> Result<()> {
     Err(of_backend(&ImageError::Newer { epoch }.about(target.spec.path()), "the target of its move"))
 }
 
-/// Has it on record which file or block device holds the volume, as it is now.
+/// Has it on record which file or block device holds the volume, as it is now, and what its clients may count on.
 async fn note_image(volume: &Volume, open_backend: &OpenBackend) {
     let Some(image) = open_backend.image().map(Box::new) else { return };
-    if volume.document().image.as_ref() == Some(&image) {
+    let document = volume.document();
+    let sector = document.sector_promised().unwrap_or(open_backend.device.geometry().request_alignment);
+    if document.image.as_ref() == Some(&image) && document.sector == Some(sector) {
         return;
     }
-    if let Err(error) = volume.journal.update(|document| document.image = Some(image)).await {
+    let stored = volume.journal.update(|document| (document.image, document.sector) = (Some(image), Some(sector)));
+    if let Err(error) = stored.await {
         tracing::warn!(volume = volume.name, error = error.chain(), "which file it is could not be noted");
     }
 }

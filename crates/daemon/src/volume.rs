@@ -127,7 +127,13 @@ impl Volume {
             lock_wait,
             qemu,
             unlocked: false,
-            moved: MovedRule::Since { epoch: document.epoch, layers: document.layers_generation },
+            sector: document.sector_promised(),
+            moved: MovedRule::Since {
+                volume: Arc::from(&*self.name),
+                accepted: document.accepted_tombstone,
+                epoch: document.epoch,
+                layers: document.layers_generation,
+            },
         }
     }
 

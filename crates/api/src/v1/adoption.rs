@@ -83,6 +83,9 @@ pub struct AdoptRequest {
     /// Go on although options of the disk are not known and fall back to QEMU's defaults.
     #[serde(default)]
     pub accept_option_loss: bool,
+    /// Adopt a disk whose first block says that a volume was moved away from some device: it is the guest's own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accept_tombstone: bool,
 }
 
 /// Asks for a disk to be given back to its VM (`POST /v1/adoptions/NAME/release`).

@@ -34,6 +34,6 @@ pub use vm::{
     VmMovePhase, VmMoveRequest, VmPlan, VmPreparation, VmState,
 };
 pub use volume::{
-    Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,
-    VolumeState,
+    AcceptRequest, Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status,
+    Version, Volume, VolumeState,
 };

@@ -29,7 +29,16 @@ pub struct AttachRequest {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
+    /// Serve a block device whose first block says that a volume was moved away from some device: it is the guest's own. The tombstone
+    /// of this very device is refused all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accept_tombstone: bool,
 }
+
+/// Says that what has the name of a volume's image now is the volume's own (`POST /v1/volumes/NAME/accept`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcceptRequest {}
 
 /// What a volume is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ use crate::file_system::{has_lengths_in_memory, is_in_memory};
 use crate::helper::{HelpedFile, Helpers};
 use crate::lock::{Strength, lock_for_serving};
 use crate::open_file::OpenFiles;
-use crate::{BackendSpec, CacheMode};
+use crate::{BackendSpec, CacheMode, obstacle};
 
 /// The largest read or data write: what the NBD protocol's clients send at most, and the largest buffer.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
@@ -50,6 +50,9 @@ pub struct OpenOptions {
     /// The least unit of requests, even if this file takes finer ones: for clients that may meet a coarser one later.
     /// It does not hold where the volume's size is no multiple of it.
     pub request_alignment_min: u32,
+    /// The coarsest unit of requests that clients were promised. A file that takes only coarser ones past the page cache is
+    /// reached through it, unless that was ruled out; a block device is refused.
+    pub request_alignment_max: Option<u32>,
     /// Whether discards, and zeroes that may unmap, give space back. Without it discards do nothing.
     pub trim: bool,
     /// How long to wait for the lock of a server that may be dead with requests still under way. `None` takes no lock:
@@ -66,6 +69,7 @@ impl Default for OpenOptions {
             advertised_size: None,
             size_limit: None,
             request_alignment_min: 1,
+            request_alignment_max: None,
             trim: true,
             lock_wait: Some(LOCK_WAIT),
             helpers: None,
@@ -105,7 +109,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(spec: &BackendSpec, writable: bool) -> Result<Self> {
+    fn open(spec: &BackendSpec, writable: bool, alignment_max: Option<u32>) -> Result<Self> {
         let path = spec.path();
         let shown = path.display();
         let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
@@ -133,6 +137,11 @@ impl Opened {
             (CacheMode::Auto | CacheMode::Direct, false) => match open_at(path, writable, true) {
                 Ok(direct) => {
                     let alignment = Alignment::of(&direct, is_block_device);
+                    let is_too_coarse = alignment_max.is_some_and(|most| alignment.request > most);
+                    if is_too_coarse && !is_block_device && spec.cache == CacheMode::Auto {
+                        let (engine, alignment, tail) = (Engine::PageCache, Alignment::NONE, None);
+                        return Ok(Self { is_block_device, engine, file, tail, alignment, length_waits });
+                    }
                     (Engine::Direct, direct, (!is_block_device).then_some(file), alignment)
                 }
                 Err(error) if spec.cache == CacheMode::Auto && error.kind() == ErrorKind::Invalid => {
@@ -157,9 +166,17 @@ impl FileBackend {
         let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
         // A file system that does not answer blocks one thread of its own, and the caller.
         let (threads, named) = (Executor::threads(), spec.clone());
-        let opening = threads.run(move || Ok(Opened::open(&named, writable))).await;
+        let alignment_max = options.request_alignment_max;
+        let opening = threads.run(move || Ok(Opened::open(&named, writable, alignment_max))).await;
         let opened = opening.map_err(attempt)??;
         let Opened { is_block_device, engine, file, tail, alignment, length_waits } = opened;
+        if let Some(most) = alignment_max.filter(|most| alignment.request > *most) {
+            let context = format!(
+                "{shown} has sectors of {} bytes now, and its clients were promised that requests of {most} bytes are served",
+                alignment.request
+            );
+            return Err(Error::new(ErrorKind::Misaligned, context));
+        }
         if let Some(limit) = options.lock_wait {
             let strength = if writable { Strength::Exclusive } else { Strength::Shared };
             lock_for_serving(&file, path, strength, limit, env).await?;
@@ -229,7 +246,10 @@ fn open_at(path: &Path, writable: bool, direct: bool) -> Result<File> {
             (false, true) => " for reading and writing",
             (false, false) => "",
         };
-        Error::from_os(error, format!("opening {}{mode}", path.display()))
+        match obstacle::of_refusal(path, &error) {
+            Some(obstacle) => Error::from_os(error, format!("opening {}{mode} ({obstacle})", path.display())),
+            None => Error::from_os(error, format!("opening {}{mode}", path.display())),
+        }
     })
 }
 

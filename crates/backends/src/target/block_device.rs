@@ -2,11 +2,12 @@
 
 use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use block::Bytes;
 
+use super::storage::Devices;
 use super::{TargetError, TargetRequest, lock_others_out, refuse_misaligned};
 
 /// How much is looked at, at the start, at the end and at places between, to see whether a block device is empty:
@@ -20,9 +21,14 @@ pub(crate) fn block_size_of(file: &File) -> std::io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
+/// Whether the kernel lets nobody write to the block device.
+pub(crate) fn is_read_only(device: &Metadata) -> bool {
+    sys_attribute(device.rdev(), "ro").is_some_and(|flag| flag == "1")
+}
+
 pub(super) fn check(request: &TargetRequest<'_>, found: &Metadata) -> Result<(), TargetError> {
     let path = request.spec.path();
-    if sys_attribute(found.rdev(), "ro").is_some_and(|flag| flag == "1") {
+    if is_read_only(found) {
         return Err(TargetError::ReadOnly { path: path.to_owned() });
     }
     // The kernel gives a block device that is mounted or part of something to nobody else exclusively.
@@ -61,38 +67,25 @@ fn looks_empty(file: &File, size: Bytes) -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether two are one: by another name, a block device over the other's file, or a disk and its partition.
-pub(super) fn is_same(one: &Metadata, other: &Metadata) -> bool {
-    if one.file_type().is_block_device() && other.file_type().is_block_device() {
-        let (one, other) = (one.rdev(), other.rdev());
-        return one == other || disk_of(one) == Some(other) || disk_of(other) == Some(one);
-    }
-    let identity = |file: &Metadata| (file.dev(), file.ino());
-    let is_over = |device: &Metadata, file: &Metadata| {
-        let backing = backing_file_of(device).and_then(|path| std::fs::metadata(path).ok());
-        backing.is_some_and(|backing| identity(&backing) == identity(file))
-    };
-    identity(one) == identity(other) || is_over(one, other) || is_over(other, one)
+/// Whether two are one, or have bytes in common: by another name or path, a loop device over the other's file, a disk and its
+/// partition, a file and the device below its file system.
+pub(crate) fn have_common(one: &Metadata, other: &Metadata) -> bool {
+    Devices::of_system().have_common(one, other)
 }
 
-fn sys_path(number: u64, name: &str) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join(name)
+/// What the block device says of itself that no other says.
+pub(crate) fn device_names(device: &Metadata) -> Vec<String> {
+    Devices::of_system().names(device)
+}
+
+/// Refuses a file that a loop device shows: who uses or has mounted that would lose what the file holds.
+pub(super) fn refuse_looped(path: &Path, found: &Metadata) -> Result<(), TargetError> {
+    let Some(device) = Devices::of_system().loop_over(found) else { return Ok(()) };
+    let device = device.display();
+    let holder = format!("{device} shows what it holds; unmount that and `losetup -d {device}`, or name {device}");
+    Err(TargetError::InUse { path: path.to_owned(), holder })
 }
 
 pub(super) fn sys_attribute(number: u64, name: &str) -> Option<String> {
-    Some(std::fs::read_to_string(sys_path(number, name)).ok()?.trim_end_matches('\n').to_owned())
-}
-
-/// The file behind a loop device.
-fn backing_file_of(device: &Metadata) -> Option<PathBuf> {
-    device.file_type().is_block_device().then(|| sys_attribute(device.rdev(), "loop/backing_file"))?.map(PathBuf::from)
-}
-
-/// The disk that a partition is on.
-fn disk_of(number: u64) -> Option<u64> {
-    sys_attribute(number, "partition")?;
-    let numbers = sys_attribute(number, "../dev")?;
-    let (major, minor) = numbers.split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    Devices::of_system().attribute(number, name)
 }

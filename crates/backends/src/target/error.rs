@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use block::{Bytes, Error, ErrorKind};
 
+use crate::obstacle;
+
 /// Why a target cannot be used.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TargetError {
-    /// It is the source.
+    /// It is the source, or has bytes in common with it.
     SameAsSource {
         /// The target.
         path: PathBuf,
@@ -89,6 +91,17 @@ pub enum TargetError {
         /// The name.
         path: PathBuf,
     },
+    /// It cannot be given to who has the source.
+    Owner {
+        /// The target.
+        path: PathBuf,
+        /// The source's user.
+        user: u32,
+        /// The source's group.
+        group: u32,
+        /// What the operating system says.
+        error: String,
+    },
     /// It is neither a file nor a block device.
     NoFile {
         /// The target.
@@ -100,7 +113,11 @@ pub enum TargetError {
 
 impl TargetError {
     pub(crate) fn os(path: &Path, verb: &str, error: std::io::Error) -> Self {
-        Self::Os(Error::from_os(error, format!("{verb} {}", path.display())))
+        let context = match obstacle::of_refusal(path, &error) {
+            Some(obstacle) => format!("{verb} {} ({obstacle})", path.display()),
+            None => format!("{verb} {}", path.display()),
+        };
+        Self::Os(Error::from_os(error, context))
     }
 
     pub(crate) fn opening(path: &Path, error: std::io::Error) -> Self {
@@ -118,6 +135,7 @@ impl TargetError {
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NoDirectory { .. } | Self::Away { .. } => ErrorKind::NotFound,
+            Self::Owner { .. } => ErrorKind::PermissionDenied,
             Self::Sectors { .. } => ErrorKind::Misaligned,
             Self::Os(error) => error.kind(),
             Self::SameAsSource { .. }
@@ -136,7 +154,11 @@ impl fmt::Display for TargetError {
         match self {
             Self::SameAsSource { path, source } => {
                 let (path, source) = (path.display(), source.display());
-                write!(out, "{path} is the source itself ({source}): name another target")
+                write!(
+                    out,
+                    "{path} is the source itself ({source}), or has bytes in common with it on the same disk or file: \
+                     name another target"
+                )
             }
             Self::NotEmpty { path, size } => {
                 let path = path.display();
@@ -184,6 +206,14 @@ impl fmt::Display for TargetError {
             }
             Self::OtherSource { path } => {
                 write!(out, "{} is not what was moved any more and is left as it is", path.display())
+            }
+            Self::Owner { path, user, group, error } => {
+                let path = path.display();
+                write!(
+                    out,
+                    "{path} cannot be given to the source's owner {user} and group {group} ({error}): give the daemon \
+                     CAP_CHOWN, or make an empty file there that its users may open, which is taken as it is"
+                )
             }
             Self::NoFile { path } => {
                 write!(out, "{} is neither a file nor a block device: name another target", path.display())

@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 
 use super::block_device::sys_attribute;
+use super::storage::Devices;
 
 /// Which file it is, whatever its name. Numbers of removed files are used again at once, so its birth counts too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,12 +127,9 @@ impl DeviceIdentity {
 
 /// What a block device says of itself that no other says.
 fn serial_of(number: u64) -> Option<String> {
-    const NAMES: [&str; 6] = ["dm/uuid", "md/uuid", "wwid", "device/wwid", "serial", "device/serial"];
-    let attribute = |name: &str| sys_attribute(number, name).map(|found| found.trim().to_owned());
-    let first = |prefix: &str| {
-        let named = NAMES.iter().map(|name| attribute(&format!("{prefix}{name}")).filter(|found| !found.is_empty()));
-        NAMES.iter().zip(named).find_map(|(name, found)| Some(format!("{name} {}", found?)))
-    };
+    let devices = Devices::of_system();
+    let attribute = |name: &str| devices.attribute(number, name).map(|found| found.trim().to_owned());
+    let first = |prefix: &str| devices.name_of(number, prefix);
     match attribute("partition") {
         Some(partition) => {
             let start = attribute("start").unwrap_or_default();
@@ -142,7 +140,7 @@ fn serial_of(number: u64) -> Option<String> {
 }
 
 /// The file that a loop device shows, and from where on.
-fn file_behind(number: u64) -> Option<String> {
+pub(super) fn file_behind(number: u64) -> Option<String> {
     let file = std::fs::metadata(sys_attribute(number, "loop/backing_file")?).ok()?;
     let offset = sys_attribute(number, "loop/offset")?;
     let born = file.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok())?;

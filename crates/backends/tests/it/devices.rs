@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::{Loop, SmallFileSystem, directory, file_of};
+use crate::support::{Loop, Mount, SmallFileSystem, directory, file_of, run};
 use block::testing::conformance;
 use block::{BlockDevice, Buffer, Bytes, Data, Device, ErrorKind, Extent, ExtentState, Mutation};
 use env::RealEnv;
@@ -255,6 +255,39 @@ async fn coarser_requests_than_the_file_needs_may_be_asked_for_where_the_size_is
         let written = device(&backend).write(data(0, 3, 2)).await;
         assert_eq!(written.is_ok(), alignment == 1, "{written:?}");
     }
+}
+
+#[tokio::test]
+async fn a_device_with_coarser_sectors_than_were_promised_is_refused_and_a_file_goes_through_the_page_cache() {
+    let directory = directory();
+    let (backing, mounted) = (directory.path().join("backing"), directory.path().join("mounted"));
+    std::fs::create_dir(&mounted).expect("a directory");
+    file_of(&backing, 16 << 20);
+    let over = Loop::over(&backing, &["--sector-size", "4096"]);
+    let promised = OpenOptions { request_alignment_max: Some(512), ..OpenOptions::default() };
+    let failed = async |path: &Path, cache| {
+        let spec = BackendSpec::file(path).with_cache(cache);
+        FileBackend::open(&spec, &promised, &RealEnv::new()).await.expect_err("its sectors are too coarse")
+    };
+    let error = failed(&over.path, CacheMode::Auto).await;
+    assert!(
+        error.kind() == ErrorKind::Misaligned && error.to_string().contains("sectors of 4096 bytes now"),
+        "{error}"
+    );
+    run("mkfs.ext4", &["-q", "-F", over.path.to_str().expect("a plain name")]);
+    let mount = Mount::of(&over, &mounted, "rw");
+    let image = mounted.join("image");
+    file_of(&image, 1 << 20);
+    assert_eq!(open(&image, CacheMode::Auto, &OpenOptions::default()).await.engine(), Engine::Direct);
+    assert_eq!(failed(&image, CacheMode::Direct).await.kind(), ErrorKind::Misaligned);
+    let backend = open(&image, CacheMode::Auto, &promised).await;
+    assert_eq!(backend.engine(), Engine::PageCache);
+    let device = device(&backend);
+    device.write(data(512, 512, 7)).await.expect("a sector as promised");
+    let expected = [vec![0; 512], vec![7; 512], vec![0; 3072]].concat();
+    assert_eq!(read(&device, 0, 4096).await.expect("read"), expected);
+    drop((device, backend));
+    drop(mount);
 }
 
 #[tokio::test]

@@ -3,5 +3,6 @@
 mod devices;
 mod file;
 mod locks;
+mod retire;
 mod support;
 mod target;

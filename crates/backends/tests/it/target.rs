@@ -5,12 +5,13 @@ use std::path::Path;
 
 use block::{Bytes, ErrorKind};
 use env::RealEnv;
+use rustix::thread::CapabilitySet;
 use transhume_backends::{
-    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, Retiring, SourceIdentity, TargetError,
-    TargetOrigin, TargetRequest, Tombstone, is_deleted, prepare_target, retire_source,
+    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retiring, TargetError, TargetOrigin,
+    TargetRequest, check_target, prepare_target, retire_source,
 };
 
-use crate::support::{Loop, Mount, SmallFileSystem, directory, file_of, run};
+use crate::support::{Attribute, Loop, Mount, SmallFileSystem, directory, file_of, run, without};
 
 async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
     let spec = BackendSpec::file(path);
@@ -86,6 +87,69 @@ async fn the_source_is_recognised_under_every_name() {
     }
     let error = prepare(&source, Some(&device.path), true).await.expect_err("it is behind the source");
     assert!(matches!(error, TargetError::SameAsSource { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn the_source_is_recognised_through_every_device_that_shows_its_bytes() {
+    const MIB: u64 = 1 << 20;
+    let directory = directory();
+    let backing = directory.path().join("backing");
+    file_of(&backing, 4 * MIB);
+    let window = |offset: u64, size: u64| {
+        let [offset, size] = [offset, size].map(|number| number.to_string());
+        Loop::over(&backing, &["--offset", &offset, "--sizelimit", &size])
+    };
+    let (source, beside) = (window(0, MIB), window(MIB, 2 * MIB));
+    let (twin, overlapping, whole) = (window(0, MIB), window(MIB / 2, MIB), Loop::over(&backing, &[]));
+    let over_whole = Loop::over(&whole.path, &[]);
+    for device in [&twin, &overlapping, &whole, &over_whole] {
+        let error = prepare(&device.path, Some(&source.path), true).await.expect_err("it has bytes of the source");
+        assert!(matches!(error, TargetError::SameAsSource { .. }), "{}: {error}", device.path.display());
+        let retiring = Retiring { holder: Some(&device.path), ..Retiring::by_name(&source.path, 7) };
+        let error = retire_source(&retiring, directory.path()).expect_err("a tombstone in the volume");
+        assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    }
+    assert!(std::fs::read(&backing).expect("there").iter().all(|byte| *byte == 0), "something was written");
+    prepare(&beside.path, Some(&source.path), true).await.expect("it lies behind the source");
+    let retiring = Retiring { holder: Some(&beside.path), ..Retiring::by_name(&source.path, 7) };
+    retire_source(&retiring, directory.path()).expect("marked");
+}
+
+#[tokio::test]
+async fn the_disk_below_the_file_system_of_the_source_is_refused() {
+    let directory = directory();
+    let (image, mounted) = (directory.path().join("image"), directory.path().join("mounted"));
+    std::fs::create_dir(&mounted).expect("a directory");
+    file_of(&image, 16 << 20);
+    run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", image.to_str().expect("a plain name")]);
+    let (device, path) = (Loop::over(&image, &[]), Loop::over(&image, &[]));
+    let mount = Mount::of(&device, &mounted, "rw");
+    let source = mounted.join("source");
+    file_of(&source, 1 << 20);
+    let error = prepare(&path.path, Some(&source), true).await.expect_err("the source is in it");
+    assert!(matches!(error, TargetError::SameAsSource { .. }), "{error}");
+    prepare(&mounted.join("target"), Some(&source), false).await.expect("two files of one file system are separate");
+    drop(mount);
+}
+
+#[tokio::test]
+async fn a_file_that_a_loop_device_shows_is_no_target() {
+    let directory = directory();
+    let target = directory.path().join("target");
+    std::fs::write(&target, vec![1; 1 << 20]).expect("written");
+    let spec = BackendSpec::file(&target);
+    let size = Bytes(1 << 20);
+    let request = TargetRequest { spec: &spec, source: None, size, guest_alignment: 512, overwrite: true };
+    {
+        let device = Loop::over(&target, &[]);
+        let error = prepare(&target, None, true).await.expect_err("somebody may have it mounted");
+        let hint = format!("losetup -d {}", device.path.display());
+        assert!(error.kind() == ErrorKind::Busy && error.to_string().contains(&hint), "{error}");
+        assert_eq!(check_target(&request).expect_err("it is told before").kind(), ErrorKind::Busy);
+    }
+    check_target(&request).expect("nobody has it");
+    assert_eq!(std::fs::read(&target).expect("there"), vec![1; 1 << 20], "it was only looked at");
+    prepare(&target, None, true).await.expect("nobody has it");
 }
 
 #[tokio::test]
@@ -235,125 +299,38 @@ async fn another_file_or_block_device_under_the_name_of_a_target_is_not_taken_fo
 }
 
 #[test]
-fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
+fn a_target_that_cannot_be_given_the_owner_of_the_source_says_so() {
     let directory = directory();
-    let (source, link) = (directory.path().join("source"), directory.path().join("link"));
-    std::fs::write(&source, b"disk").expect("written");
-    symlink("source", &link).expect("a symlink");
-    let retired = retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("renamed");
-    assert!(!source.exists() && !link.exists());
-    let moved = directory.path().join("source.moved-7");
-    assert_eq!(std::fs::read(&moved).expect("kept"), b"disk");
-    assert_eq!(retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("again does no harm"), retired);
-
-    retired.restore().expect("restored");
-    assert_eq!(std::fs::read(&link).expect("back"), b"disk");
-    std::fs::write(&moved, b"something else").expect("written");
-    retire_source(&Retiring::by_name(&source, 7), directory.path()).expect_err("the name is taken");
-    assert_eq!(std::fs::read(&source).expect("untouched"), b"disk");
-    std::fs::remove_file(&moved).expect("removed");
-    let retired = retire_source(&Retiring::by_name(&link, 8), directory.path()).expect("renamed");
-    assert!(!is_deleted(&Retiring::by_name(&link, 8)).expect("looked"), "it is kept");
-    retired.delete().expect("deleted");
-    retired.delete().expect("deleting twice does no harm");
-    assert!(is_deleted(&Retiring::by_name(&link, 8)).expect("looked"));
-    assert!(!directory.path().join("source.moved-8").exists());
-}
-
-#[test]
-fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
-    let directory = directory();
-    let path = |name: &str| directory.path().join(name);
-    let (source, target, link) = (path("source"), path("target"), path("link"));
-    std::fs::write(&source, b"old").expect("written");
-    std::fs::write(&target, b"live").expect("written");
-    symlink("source", &link).expect("a symlink");
-    let identity = SourceIdentity::of(&std::fs::File::open(&link).expect("opened"), &link).expect("looked");
-    let known = Retiring { path: &link, identity: Some(&identity), holder: Some(&target), epoch: 7, volume: None };
-
-    // What a configuration hook does.
-    std::fs::remove_file(&link).expect("removed");
-    symlink("target", &link).expect("a symlink");
-    let by_name = Retiring { identity: None, ..known };
-    let error = retire_source(&by_name, directory.path()).expect_err("put the live target away");
-    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
-    retire_source(&known, directory.path()).expect("renamed").delete().expect("deleted");
-    assert!(is_deleted(&known).expect("looked") && !source.exists());
-    assert_eq!(std::fs::read(&target).expect("the target stays"), b"live");
-
-    // A VM that runs on it keeps it.
-    let identity = SourceIdentity::of(&std::fs::File::open(&target).expect("opened"), &target).expect("looked");
-    let used = Retiring { path: &target, identity: Some(&identity), holder: None, epoch: 7, volume: None };
-    let locks = QemuLocks::take(&target).expect("free");
-    let error = retire_source(&used, directory.path()).expect_err("put a running VM's image away");
-    assert!(matches!(error, TargetError::InUse { .. }), "{error}");
-    drop(locks);
-
-    // Another file has the source's own name: it is left, and what was renamed before is found all the same.
-    std::fs::write(&source, b"old").expect("written");
-    let identity = SourceIdentity::of(&std::fs::File::open(&source).expect("opened"), &source).expect("looked");
-    let known = Retiring { path: &source, identity: Some(&identity), holder: Some(&target), epoch: 8, volume: None };
-    std::fs::rename(&source, path("elsewhere")).expect("renamed");
-    symlink("target", &source).expect("a symlink");
-    let error = retire_source(&known, directory.path()).expect_err("put another file away");
-    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
-    std::fs::rename(path("elsewhere"), path("source.moved-8")).expect("renamed");
-    assert!(matches!(retire_source(&known, directory.path()), Ok(Retired::File { .. })), "it was done before");
-    assert_eq!(std::fs::read(&source).expect("the link stays"), b"live");
-}
-
-#[test]
-fn deleting_a_large_retired_file_leaves_nothing_but_what_has_another_name() {
-    let directory = directory();
-    let (source, other) = (directory.path().join("source"), directory.path().join("other"));
-    file_of(&source, 100 << 20);
-    retire_source(&Retiring::by_name(&source, 1), directory.path()).expect("renamed").delete().expect("deleted");
-    assert!(is_deleted(&Retiring::by_name(&source, 1)).expect("looked"));
-
-    file_of(&source, 100 << 20);
-    std::fs::hard_link(&source, &other).expect("linked");
-    retire_source(&Retiring::by_name(&source, 2), directory.path()).expect("renamed").delete().expect("deleted");
-    assert!(is_deleted(&Retiring::by_name(&source, 2)).expect("looked"));
-    assert_eq!(std::fs::metadata(&other).expect("there").len(), 100 << 20, "the other name has lost its bytes");
+    let (source, target) = (directory.path().join("source"), directory.path().join("target"));
+    file_of(&source, 1 << 20);
+    std::os::unix::fs::chown(&source, Some(1234), Some(2345)).expect("chown, as root");
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let error = without(CapabilitySet::CHOWN, || runtime().block_on(prepare(&target, Some(&source), false)));
+    let error = error.expect_err("its owner cannot be changed");
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("owner 1234 and group 2345") && !target.exists(), "{error}");
+    file_of(&target, 0);
+    let prepared = without(CapabilitySet::CHOWN, || runtime().block_on(prepare(&target, Some(&source), false)));
+    assert_eq!(prepared.expect("as the error says").origin, TargetOrigin::WasEmpty);
 }
 
 #[tokio::test]
-async fn what_a_tombstone_says_is_read_from_the_device() {
+async fn what_cannot_be_written_because_of_an_attribute_says_how_to_take_it_off() {
     let directory = directory();
-    let backing = directory.path().join("backing");
-    file_of(&backing, 1 << 20);
-    let device = Loop::over(&backing, &[]);
-    for (epoch, volume) in [(7, None), (8, Some("web1"))] {
-        let source = Retiring { volume, ..Retiring::by_name(&device.path, epoch) };
-        let retired = retire_source(&source, directory.path()).expect("marked");
-        let opened =
-            FileBackend::open(&BackendSpec::file(&device.path), &OpenOptions::default(), &RealEnv::new()).await;
-        let found = opened.expect("it opens").tombstone().await.expect("read");
-        assert_eq!(found, Some(Tombstone { epoch, volume: volume.map(str::to_owned) }));
-        retired.restore().expect("restored");
+    let target = directory.path().join("target");
+    file_of(&target, 1 << 20);
+    {
+        let _immutable = Attribute::of(&target, 'i');
+        let hint = format!("chattr -i {}", target.display());
+        let opened = FileBackend::open(&BackendSpec::file(&target), &OpenOptions::default(), &RealEnv::new()).await;
+        let error = opened.expect_err("it cannot be written").to_string();
+        assert!(error.contains(&hint), "{error}");
+        let error = prepare(&target, None, true).await.expect_err("it cannot be written").to_string();
+        assert!(error.contains(&hint), "{error}");
     }
-    let opened = FileBackend::open(&BackendSpec::file(&device.path), &OpenOptions::default(), &RealEnv::new()).await;
-    assert_eq!(opened.expect("it opens").tombstone().await.expect("read"), None);
-}
-
-#[test]
-fn a_retired_block_device_has_a_tombstone_and_can_be_restored() {
-    let directory = directory();
-    let backing = directory.path().join("backing");
-    let bytes: Vec<u8> = (0..1 << 20).map(|number: u32| (number % 251) as u8).collect();
-    std::fs::write(&backing, &bytes).expect("written");
-    let device = Loop::over(&backing, &[]);
-    let retired = retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("marked");
-    let now = std::fs::read(&device.path).expect("readable");
-    assert!(now.starts_with(b"TRANSHUME MOVED\n\x07\0\0\0\0\0\0\0") && now[4096..] != bytes[4096..]);
-    assert_eq!(now[4096..(1 << 20) - 4096], bytes[4096..(1 << 20) - 4096]);
-    assert_eq!(
-        retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("again does no harm"),
-        retired
-    );
-    assert!(matches!(retired, Retired::BlockDevice { .. }));
-    retired.restore().expect("restored");
-    assert_eq!(std::fs::read(&device.path).expect("readable"), bytes);
+    let _immutable = Attribute::of(directory.path(), 'i');
+    let error = prepare(&directory.path().join("new"), None, false).await.expect_err("nothing can be made there");
+    assert!(error.to_string().contains(&format!("chattr -i {}", directory.path().display())), "{error}");
 }
 
 #[tokio::test]

@@ -165,6 +165,84 @@ fn a_target_with_larger_sectors_than_clients_use_is_refused() {
     assert!(device.read(0, 4096).iter().all(|byte| *byte == OLD), "a refused target was changed");
 }
 
+fn reattach(device: &Loop, file: &Path, sector: &str) {
+    tool("losetup", &["--detach", &device.device]);
+    tool("losetup", &["--sector-size", sector, &device.device, &file.display().to_string()]);
+}
+
+#[test]
+fn a_device_whose_sectors_have_become_larger_than_clients_were_promised_is_not_served() {
+    let mut world = World::new();
+    let device = Loop::new(&world, "device.img", 4 << 20, 512);
+    world.attach("x", Path::new(&device.device));
+    world.kill();
+    reattach(&device, &world.path("device.img"), "4096");
+    world.start();
+    let volume = world.json(&["volume", "show", "x"]);
+    assert_eq!(volume["state"], "down", "{volume}");
+    let problem = volume["problem"].to_string();
+    assert!(problem.contains("sectors of 4096 bytes now") && problem.contains("cache=page"), "{problem}");
+    world.kill();
+    reattach(&device, &world.path("device.img"), "512");
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "x"])["state"], "serving", "{}", world.log());
+}
+
+#[test]
+fn a_guest_of_large_sectors_keeps_them_on_a_disk_of_small_ones_and_can_go_back() {
+    let mut world = World::new();
+    let large = Loop::new(&world, "large.img", 4 << 20, 4096);
+    let small = Loop::new(&world, "small.img", 4 << 20, 512);
+    let uri = world.attach("x", Path::new(&large.device));
+    assert_eq!(minimum_of(&uri), 4096);
+    for to in [&small, &large] {
+        let report = world.json(&["move", "x", "--to", &to.target(), "--overwrite"]);
+        assert_eq!(report["state"], "done", "{report}");
+        assert_eq!(minimum_of(&uri), 4096, "its clients have other sectors on {}", to.device);
+        world.kill();
+        world.start();
+        assert_eq!(minimum_of(&uri), 4096, "after a restart");
+    }
+}
+
+#[test]
+fn two_devices_of_one_disk_are_not_source_and_target_of_a_move() {
+    let world = World::new();
+    let source = Loop::new(&world, "device.img", 4 << 20, 512);
+    let file = world.text("device.img");
+    let twin = Loop { device: tool("losetup", &["--find", "--show", &file]).trim().to_owned() };
+    let later = tool("losetup", &["--find", "--show", "--offset", "1048576", "--sizelimit", "3145728", &file]);
+    let overlapping = Loop { device: later.trim().to_owned() };
+    world.attach("x", Path::new(&source.device));
+    for to in [twin.target(), overlapping.target(), format!("file:{file}")] {
+        let plan = world.json(&["plan", "x", "--to", &to, "--overwrite"]);
+        assert!(plan["refusal"].to_string().contains("bytes in common"), "{plan}");
+        let moved = world.run(&["move", "x", "--to", &to, "--overwrite"]);
+        assert!(String::from_utf8_lossy(&moved.stderr).contains("bytes in common"), "{moved:?}");
+    }
+    assert!(source.read(0, 4 << 20).iter().all(|byte| *byte == OLD), "a refused move has written");
+}
+
+#[test]
+fn a_plan_tells_what_keeps_the_source_from_being_put_away_and_how_to_mend_it() {
+    let world = World::new();
+    let folder = world.path("folder");
+    std::fs::create_dir(&folder).expect("created");
+    let image = world.image("folder/disk.img", 1 << 20, 65536);
+    world.attach("x", &image);
+    let (to, folder) = (format!("file:{}", world.text("new.img")), folder.display().to_string());
+    let notes = || world.json(&["plan", "x", "--to", &to])["notes"].to_string();
+    assert!(!notes().contains("put out of the way"), "{}", notes());
+    tool("chattr", &["+i", &folder]);
+    let (noted, moved) = (notes(), world.run(&["move", "x", "--to", &to]));
+    tool("chattr", &["-i", &folder]);
+    let hint = format!("chattr -i {folder}");
+    assert!(noted.contains("put out of the way") && noted.contains(&hint), "{noted}");
+    let said = String::from_utf8_lossy(&moved.stderr);
+    assert!(moved.status.code() == Some(43) && said.contains(&hint), "{said}");
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], to.as_str());
+}
+
 #[test]
 fn clients_are_told_of_sectors_that_they_can_use_before_and_after_a_move() {
     let world = World::new();

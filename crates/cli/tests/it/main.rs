@@ -1,5 +1,6 @@
 //! The programs as people and scripts use them: real daemons, real clients, real guests. One program: what it links is linked once.
 
+mod accepting;
 mod adoption;
 mod adoption_in_the_path;
 mod all_disks;

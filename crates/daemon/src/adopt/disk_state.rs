@@ -130,8 +130,8 @@ impl Daemon {
         let of_backend = of_backend(error, "the backend");
         match is_adopted && ImageError::of(error).is_some_and(|image| *image != ImageError::Layered) {
             true => of_backend.with_hint(format!(
-                "put back the one that was served, and it is served again; if this one is meant, end the VM and `transhume \
-                 release {}`",
+                "put back the one that was served, and it is served again; if this is what the guest has used last, `transhume \
+                 volume accept {0}`; if another one is meant, end the VM and `transhume release {0}`",
                 volume.name
             )),
             false => of_backend,

@@ -31,7 +31,7 @@ use crate::audit::Peer;
 use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
 use crate::location::require_local;
-use crate::open_backend::{BackendOpenOptions, QemuRule, suited};
+use crate::open_backend::{BackendOpenOptions, MovedRule, QemuRule, suited};
 use crate::problem::{Result, of_backend, of_vm};
 use crate::sockets::SOCKET_NAME;
 use crate::state_dir::check_name;
@@ -97,6 +97,7 @@ impl Daemon {
         let open_options = BackendOpenOptions {
             size_advertised: size_advertised.map(block::Bytes),
             qemu: QemuRule::Later,
+            moved: if request.accept_tombstone { MovedRule::AcceptUnknown } else { MovedRule::Refuse },
             ..BackendOpenOptions::default()
         };
         let volume = self.make_volume(new, open_options).await?;

@@ -16,6 +16,7 @@ pub(super) fn routes() -> Router<Arc<Daemon>> {
     Router::new()
         .route("/v1/volumes", get(volumes).post(attach))
         .route("/v1/volumes/{name}", get(volume).delete(detach))
+        .route("/v1/volumes/{name}/accept", post(accept))
         .route("/v1/volumes/{name}/layers", get(layers).post(add_layer))
         .route("/v1/volumes/{name}/layers/{layer}", patch(change_layer).delete(remove_layer))
         .route("/v1/volumes/{name}/snapshots", post(add_snapshot))
@@ -54,6 +55,17 @@ async fn detach(
 ) -> Answer<v1::Volume> {
     let action = ("volume.detach", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.detach(&name).await).await
+}
+
+async fn accept(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Volume> {
+    let v1::AcceptRequest {} = parse(&body)?;
+    let action = ("volume.accept", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.accept(&name).await).await
 }
 
 async fn layers(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<Vec<v1::Layer>> {

@@ -267,14 +267,18 @@ async fn retire(
             return Ok(Retirement { kept: Some(export.nbd.clone()), note: Some(note) });
         }
     };
-    let unfinished = |what: &str, error: &dyn std::fmt::Display| {
-        let message = format!("the volume is on {}, but the old {} {what}: {error}", record.target, path.display());
-        Error::new(ErrorCode::MoveUnfinished, message)
-            .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
-    };
     let identity = record.source_identity.as_deref();
     let holder = record.target.local().map(|target| target.spec.path());
     let source = Retiring { path, identity, holder, epoch: committed.epoch, volume: Some(name) };
+    let unfinished = |what: &str, error: &dyn std::fmt::Display| {
+        let message = format!("the volume is on {}, but the old {} {what}: {error}", record.target, path.display());
+        let first = daemon
+            .backends
+            .obstacle(&source)
+            .map_or_else(String::new, |obstacle| format!("{}, then ", obstacle.hint()));
+        Error::new(ErrorCode::MoveUnfinished, message)
+            .with_hint(format!("{first}put the old file out of the way yourself, so that nobody starts a VM on it"))
+    };
     if delete && daemon.backends.is_deleted(&source).unwrap_or(false) {
         // A crash came right after this had been done, or somebody was faster.
         remove_layer_files(&*daemon.backends, &committed.layers, path);

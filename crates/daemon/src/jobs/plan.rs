@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, MoveRequest, Plan, PlanRequest};
+use backends::Retiring;
 use block::Bytes;
 use migrate::{Forecast, MoveOptions, OnNoConverge, Strategy};
 
@@ -115,6 +116,7 @@ impl Daemon {
         notes.extend(tracking_notes(&options, &forecast));
         notes.extend(buffer_note(&options, &forecast));
         notes.extend(deadline_note(&options, &forecast));
+        notes.extend(self.source_note(&volume, &request));
         Ok(Plan {
             volume: volume.name.clone(),
             source: volume.document().backend.to_string(),
@@ -133,6 +135,25 @@ impl Daemon {
             notes,
             refusal,
         })
+    }
+
+    /// What would keep the source from being put out of the way after the move.
+    fn source_note(&self, volume: &Volume, request: &MoveRequest) -> Option<String> {
+        let document = volume.document();
+        let path = document.backend.local_path().filter(|_| !request.shared)?;
+        let identity = volume.with_backend(|open_backend| open_backend.identity()).flatten();
+        let source = Retiring {
+            identity: identity.as_ref(),
+            volume: Some(&volume.name),
+            ..Retiring::by_name(path, document.epoch)
+        };
+        let obstacle = self.backends.obstacle(&source)?;
+        Some(format!(
+            "the move would end as failed although the target holds the volume: the old source cannot be put out of the way, \
+             for {}; before the move: {}",
+            obstacle.what(),
+            obstacle.hint()
+        ))
     }
 
     /// What would make the move be refused now.
@@ -177,9 +198,9 @@ impl Daemon {
                 return self.make_foreign_ready(volume, uri, request.overwrite, options).await.err();
             }
         };
-        // A target that may be overwritten is not prepared just to see whether that works.
+        // A target that may be overwritten is not prepared just to see whether that works: what it holds stays.
         if request.overwrite && spec.path().exists() {
-            return None;
+            return self.check_overwritten(volume, spec).err();
         }
         match self.prepare(volume, spec.clone(), false).await {
             Ok(prepared) => {

@@ -1,6 +1,7 @@
 //! A move is asked for: everything that can be wrong with it is found here, before anything counts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
@@ -140,19 +141,34 @@ impl Daemon {
 
     /// Makes the target ready and looks whether it suits the volume.
     pub(super) async fn prepare(&self, volume: &Volume, spec: BackendSpec, overwrite: bool) -> Result<PreparedTarget> {
-        let slot = volume.require_up()?;
-        let geometry = slot.device().geometry();
         let backend = volume.document().backend.clone();
-        let source = backend.local_path();
+        let request = self.target_request(volume, &spec, backend.local_path(), overwrite)?;
+        self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
+    }
+
+    /// Looks whether a target that is there and may be overwritten suits the volume, and leaves it as it is.
+    pub(super) fn check_overwritten(&self, volume: &Volume, spec: &BackendSpec) -> Result<()> {
+        let backend = volume.document().backend.clone();
+        let request = self.target_request(volume, spec, backend.local_path(), true)?;
+        self.backends.check_request(&request).map_err(|error| of_target(&error))
+    }
+
+    /// What is asked of the target of a move of the volume, which is in `source`.
+    fn target_request<'a>(
+        &self,
+        volume: &Volume,
+        spec: &'a BackendSpec,
+        source: Option<&'a Path>,
+        overwrite: bool,
+    ) -> Result<TargetRequest<'a>> {
+        let geometry = volume.require_up()?.device().geometry();
         let grows = volume.document().room_to_grow().is_some();
         let size = match source.filter(|_| grows) {
             // A container is as long as it is now; it grows as it is written.
             Some(source) => self.backends.size(source).unwrap_or(geometry.size),
             None => geometry.size,
         };
-        let request =
-            TargetRequest { spec: &spec, source, size, guest_alignment: geometry.request_alignment, overwrite };
-        self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
+        Ok(TargetRequest { spec, source, size, guest_alignment: geometry.request_alignment, overwrite })
     }
 
     /// Takes back a target that no move on record goes to, with the files of `layers` over it. What another host has made is

@@ -312,6 +312,7 @@ impl Daemon {
                 node: disk.node,
                 name: volume,
                 accept_option_loss: false,
+                accept_tombstone: false,
             };
             Box::pin(self.adopt(request)).await?;
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backends::{
-    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, OpenOptions, PreparedTarget,
-    Retired, Retiring, TargetError, TargetRequest, in_place, is_deleted, mark_layers_of, prepare_target,
-    remove_unless_used, retire_source,
+    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, Obstacle, OpenOptions,
+    PreparedTarget, Retired, Retiring, TargetError, TargetRequest, check_target, in_place, is_deleted, mark_layers_of,
+    prepare_target, remove_unless_used, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, RealFiles};
@@ -91,6 +91,10 @@ impl Backends for RealBackends {
         Box::pin(prepare_target(request, env))
     }
 
+    fn check_request(&self, request: &TargetRequest<'_>) -> Result<(), TargetError> {
+        in_place(|| check_target(request))
+    }
+
     fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
         in_place(|| target.check())
     }
@@ -121,6 +125,10 @@ impl Backends for RealBackends {
 
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
         in_place(|| retire_source(source, keep))
+    }
+
+    fn obstacle(&self, source: &Retiring<'_>) -> Option<Obstacle> {
+        in_place(|| source.obstacle())
     }
 
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {

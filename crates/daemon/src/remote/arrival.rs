@@ -202,6 +202,8 @@ impl Daemon {
             id: None,
             layers: Vec::new(),
             layers_generation: 0,
+            sector: Some(request.request_alignment),
+            accepted_tombstone: None,
         }
     }
 

@@ -95,7 +95,8 @@ impl Daemon {
     /// without locks.
     pub(crate) async fn open_backend_of_incoming(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
-        let open_options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
+        let (lock_wait, sector) = (self.config.lock_wait(), document.sector_promised());
+        let open_options = BackendOpenOptions { lock_wait, sector, ..BackendOpenOptions::default() };
         let arrival = document.incoming.as_ref();
         let open_backend = match arrival.map(|incoming| (incoming, incoming.target.clone())) {
             Some((incoming, Some(target))) => {

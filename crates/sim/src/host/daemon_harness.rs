@@ -289,7 +289,7 @@ impl Host {
             *self.shared.daemon_harness.slots.lock() = Slots::default();
             let backend = format!("file:{}", self.path_of(0));
             let (name, export) = (self.name().to_owned(), self.export());
-            core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
+            core.attach(AttachRequest { name, backend, export, read_only: false, accept_tombstone: false }).await?;
         }
         *self.shared.daemon_harness.is_attached.lock() = true;
         Ok(())

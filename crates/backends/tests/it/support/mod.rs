@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::thread::CapabilitySet;
 use tempfile::{TempDir, tempdir_in};
 
 pub fn directory() -> TempDir {
@@ -94,4 +95,53 @@ impl Drop for SmallFileSystem {
     fn drop(&mut self) {
         run("umount", &["--lazy", self.directory.path().to_str().expect("a plain name")]);
     }
+}
+
+/// A directory that is shown by a FUSE server which cannot rename without overwriting.
+pub struct Fuse {
+    pub at: PathBuf,
+}
+
+impl Fuse {
+    pub fn of(directory: &Path, at: &Path) -> Self {
+        std::fs::create_dir_all(at).expect("a directory");
+        run("bindfs", &[directory.to_str().expect("a plain name"), at.to_str().expect("a plain name")]);
+        Self { at: at.to_owned() }
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        run("umount", &[self.at.to_str().expect("a plain name")]);
+    }
+}
+
+/// An attribute that `chattr` gives to a file or directory, until this goes.
+pub struct Attribute {
+    path: PathBuf,
+    name: char,
+}
+
+impl Attribute {
+    pub fn of(path: &Path, name: char) -> Self {
+        run("chattr", &[&format!("+{name}"), path.to_str().expect("a plain name")]);
+        Self { path: path.to_owned(), name }
+    }
+}
+
+impl Drop for Attribute {
+    fn drop(&mut self) {
+        run("chattr", &[&format!("-{}", self.name), self.path.to_str().expect("a plain name")]);
+    }
+}
+
+/// Does `work` in a thread without one of root's capabilities.
+pub fn without<T: Send>(capability: CapabilitySet, work: impl FnOnce() -> T + Send) -> T {
+    let thread = || {
+        let mut sets = rustix::thread::capabilities(None).expect("known");
+        sets.effective.remove(capability);
+        rustix::thread::set_capabilities(None, sets).expect("given up");
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(thread).join().expect("done"))
 }

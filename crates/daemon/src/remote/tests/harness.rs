@@ -99,6 +99,7 @@ impl Pair {
             backend: format!("file:{path}"),
             export: format!("nbd+unix:///{name}?socket=/run/{name}.sock"),
             read_only: false,
+            accept_tombstone: false,
         };
         self.a.core().attach(request).await.expect("attached");
         self.a.volume(name)
