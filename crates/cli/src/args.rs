@@ -258,6 +258,26 @@ pub(crate) struct AdoptArgs {
     /// Adopt a disk although it begins with a tombstone: the guest has written that itself
     #[arg(long)]
     pub(crate) accept_tombstone: bool,
+    /// The disk's format, of one whose -drive has no format=: add it there, too, before the VM is started again
+    #[arg(long, value_name = "FORMAT", conflicts_with = "check")]
+    pub(crate) format: Option<ImageFormatArg>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ImageFormatArg {
+    /// The bytes of the disk, and nothing else
+    Raw,
+    /// A container of QEMU's
+    Qcow2,
+}
+
+impl ImageFormatArg {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

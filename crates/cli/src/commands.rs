@@ -203,7 +203,8 @@ async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
         return Err(error.with_hint("give each once, or use --check"));
     };
     let (accept_option_loss, accept_tombstone) = (args.accept_option_loss, args.accept_tombstone);
-    let request = AdoptRequest { monitor, node, name, accept_option_loss, accept_tombstone };
+    let format = args.format.map(|format| format.name().to_owned());
+    let request = AdoptRequest { monitor, node, name, accept_option_loss, accept_tombstone, format };
     let volume = client.adopt(&request).await?;
     print(json, &volume, || show::adopted(&volume))
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{Disk, Form, name_of};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::options::{DiskOptions, Origin, Sources};
+use crate::options::{DiskOptions, FormatOrigin, Origin, Sources, is_probed};
 use crate::process::require_open;
 use crate::qmp::Qmp;
 
@@ -58,6 +58,8 @@ pub struct DiskReport {
     pub iothread: Option<String>,
     /// The throttle group that it is in.
     pub throttle_group: Option<String>,
+    /// Whether QEMU has found out its format by its bytes, which the guest writes.
+    pub is_probed: bool,
     /// Whether it can be adopted.
     pub verdict: Adoptability,
 }
@@ -95,6 +97,7 @@ pub async fn inventory(qmp: &Qmp, sources: &Sources) -> Result<Vec<DiskReport>> 
             bytes: disk.format.virtual_bytes,
             iothread: disk.iothread.clone(),
             throttle_group: frontend.throttle_group.clone(),
+            is_probed: FormatOrigin::of(&disk, sources) == FormatOrigin::Probed,
             verdict,
         });
     }
@@ -107,6 +110,9 @@ fn adoptability(disk: &Disk, graph: &Graph, sources: &Sources, pid: Option<u32>)
     }
     if let Err(error) = disk.check(graph).and_then(|()| require_open(pid, &disk.image())) {
         return Adoptability::Refused { reason: error.to_string() };
+    }
+    if FormatOrigin::of(disk, sources) == FormatOrigin::Probed {
+        return Adoptability::Refused { reason: is_probed(disk).to_string() };
     }
     let options = DiskOptions::gather(disk, sources);
     if options.unknown.is_empty() {

@@ -124,6 +124,15 @@ impl Disk {
         })
     }
 
+    /// A disk of two nodes, for tests of what is decided from them.
+    #[cfg(test)]
+    pub(crate) fn of_nodes(frontend: Frontend, format: Node, file: Node) -> Self {
+        let form = if format.is_implicit() { Form::Replace } else { Form::Reopen };
+        let (device_type, filters) = (String::new(), Vec::new());
+        let (has_queue_mapping, shares_writes) = (false, false);
+        Self { frontend, device_type, iothread: None, format, file, filters, form, has_queue_mapping, shares_writes }
+    }
+
     /// What to call it: its format node's name, which `--node` takes.
     #[must_use]
     pub fn name(&self) -> &str {

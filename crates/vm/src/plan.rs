@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::disk::{Disk, Form, name_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
-use crate::options::{DiskOptions, Remembered, Sources};
+use crate::options::{DiskOptions, Remembered, Sources, require_named};
 use crate::process::{self, ProcessState, QemuProcess, looks_alive};
 use crate::qmp::Qmp;
 
@@ -251,6 +251,8 @@ pub struct AdoptionRequest {
     pub export: ExportAddress,
     /// Go on although options are lost.
     pub accept_option_loss: bool,
+    /// The disk's format as whoever asks for the adoption knows it, of one whose format QEMU has probed.
+    pub format: Option<String>,
     /// See [`RECONNECT_SECONDS`].
     pub reconnect_seconds: u32,
 }
@@ -270,6 +272,7 @@ impl Plan {
         if !request.accept_option_loss {
             options.require_complete()?;
         }
+        require_named(&disk, sources, request.format.as_deref())?;
         let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;
         let (steps, undo) = adoption_steps(&adopted, request.reconnect_seconds);
         let image = adopted.image.clone();

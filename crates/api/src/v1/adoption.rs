@@ -86,6 +86,10 @@ pub struct AdoptRequest {
     /// Adopt a disk whose first block says that a volume was moved away from some device: it is the guest's own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accept_tombstone: bool,
+    /// The disk's format (`raw` or `qcow2`), of one whose format QEMU has found out by its bytes: a raw disk whose `-drive` has no
+    /// `format=` is adopted with it only. The VM's configuration must name the format from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
 }
 
 /// Asks for a disk to be given back to its VM (`POST /v1/adoptions/NAME/release`).

@@ -112,6 +112,9 @@ pub struct VmDisk {
     pub file: String,
     /// How large it is, in bytes.
     pub size_bytes: u64,
+    /// Its format, as QEMU has it open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// The volume that it is, if it goes through the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,

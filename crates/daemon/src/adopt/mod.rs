@@ -69,6 +69,7 @@ impl Daemon {
             volume: request.name.clone(),
             export: ExportAddress { socket: socket.clone(), name: request.name.clone() },
             accept_option_loss: request.accept_option_loss,
+            format: request.format.clone(),
             reconnect_seconds: self.config.reconnect_delay_seconds,
         };
         let plan = Plan::adopt(&vm.qmp, &vm.sources, &wanted).await.map_err(|error| of_vm(&error))?;

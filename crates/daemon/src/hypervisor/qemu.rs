@@ -16,7 +16,7 @@ use vm::machine::{
     self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase,
     MigrationStatus, TargetCommand, TargetDomain,
 };
-use vm::{QemuProcess, Qmp, Sources, Virsh};
+use vm::{CommandLine, QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
 use super::{
@@ -225,7 +225,9 @@ impl Hypervisor for Qemu {
 
     fn own_disks(&self) -> BoxFuture<'_, Result<Vec<vm::DiskReport>>> {
         Box::pin(async {
-            let sources = Sources::default();
+            let pid = self.qmp.process_id();
+            let command_line = pid.and_then(|pid| CommandLine::of_process(pid).ok().flatten());
+            let sources = Sources { command_line, process: self.process(), ..Sources::default() };
             let mut reports = vm::inventory(&self.qmp, &sources).await.map_err(|error| of_vm(&error))?;
             reports.retain(|report| !matches!(report.verdict, vm::Adoptability::Adopted));
             Ok(reports)

@@ -187,6 +187,9 @@ pub(super) struct ArrivingDisk {
     /// The node and the image, as the command line has them; of a domain of libvirt the disk's name in the guest.
     pub(super) node: String,
     pub(super) image: String,
+    /// Its format as QEMU has it open; nothing if the source is of a version that does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) format: Option<String>,
     /// How large it is, in bytes.
     pub(super) size: u64,
     /// Where it is and stays, if both hosts reach it there. It is copied otherwise.

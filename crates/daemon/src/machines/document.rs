@@ -66,6 +66,9 @@ pub struct MachineDisk {
     pub node: String,
     /// The image, as the command line had it where the machine was started first.
     pub image: String,
+    /// Its format, as QEMU had it open where the machine was started first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// Of a machine that comes: where the disk is and stays, if both hosts reach it there. It is copied otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Location>,

@@ -215,6 +215,7 @@ impl Daemon {
         let disk = |disk: &super::channel::ArrivingDisk| TargetDisk {
             image: disk.image.clone(),
             node: disk.node.clone(),
+            format: disk.format.clone(),
             export: export(disk),
         };
         let places = TargetPlaces {
@@ -331,6 +332,7 @@ impl Daemon {
             volume: disk.volume.clone(),
             node: disk.node.clone(),
             image: disk.image.clone(),
+            format: disk.format.clone(),
             shared: disk.shared.clone(),
             grows: disk.grows,
             cache: disk.cache.clone(),

@@ -40,6 +40,7 @@
 //! | `release` | disks that have come are given back to their QEMU |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
+//! | `unadopted` | disks that a move would have to adopt |
 
 mod arriving_caches;
 mod attempt;
@@ -65,6 +66,7 @@ mod release;
 mod restart;
 mod shared;
 mod tending;
+mod unadopted;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -407,7 +409,7 @@ impl Daemon {
             let volume = self.volume(&disk.volume)?;
             let file = volume.document().backend.to_string();
             let size_bytes = volume.show().size_bytes;
-            disks.push(known_disk(&disk.node, file, size_bytes, Some(&disk.volume)));
+            disks.push(known_disk(&disk.node, (file, disk.format.clone()), size_bytes, Some(&disk.volume)));
         }
         let is_listed = |volume: &Arc<Volume>| document.disks.iter().any(|disk| disk.volume == volume.name);
         for volume in self.adopted_from(&document.monitor).into_iter().filter(|volume| !is_listed(volume)) {
@@ -415,14 +417,16 @@ impl Daemon {
             let Some(adoption) = &adopted.adoption else { continue };
             let (node, file) = (adoption.node.clone(), adopted.backend.to_string());
             let size_bytes = volume.show().size_bytes;
-            disks.push(known_disk(&node, file, size_bytes, Some(&volume.name)));
+            let of = (file, Some(adoption.format.clone()));
+            disks.push(known_disk(&node, of, size_bytes, Some(&volume.name)));
         }
         for report in hypervisor.own_disks().await? {
             if disks.iter().any(|disk| disk.node == report.node) {
                 continue;
             }
             let size_bytes = report.bytes.unwrap_or_default();
-            disks.push(known_disk(&report.node, report.image.display().to_string(), size_bytes, None));
+            let of = (report.image.display().to_string(), Some(report.format.clone()));
+            disks.push(known_disk(&report.node, of, size_bytes, None));
         }
         Ok(disks)
     }
@@ -469,6 +473,12 @@ fn show_facts(facts: &MachineFacts) -> VmFacts {
     }
 }
 
-fn known_disk(node: &str, file: String, size_bytes: u64, volume: Option<&String>) -> VmDisk {
-    VmDisk { node: node.to_owned(), file, size_bytes, volume: volume.cloned(), handling: None, not_shared: None }
+fn known_disk(
+    node: &str,
+    (file, format): (String, Option<String>),
+    size_bytes: u64,
+    volume: Option<&String>,
+) -> VmDisk {
+    let (handling, not_shared) = (None, None);
+    VmDisk { node: node.to_owned(), file, size_bytes, format, volume: volume.cloned(), handling, not_shared }
 }

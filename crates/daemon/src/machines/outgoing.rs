@@ -22,6 +22,7 @@ use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
 use super::parallel::MemoryChoice;
 use super::shared::Handling;
+use super::unadopted::refuse_probed;
 use super::{Machine, budget, is_moved, postcopy};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -103,6 +104,7 @@ impl Daemon {
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&disks).err());
+        plan.refusals.extend(refuse_probed(name, &*hypervisor).await?);
         plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
         plan.refusals.extend(refuse_options(&document, &request).err());
         plan.refusals.extend(self.check_hook().err());
@@ -313,6 +315,7 @@ impl Daemon {
                 name: volume,
                 accept_option_loss: false,
                 accept_tombstone: false,
+                format: None,
             };
             Box::pin(self.adopt(request)).await?;
         }
@@ -583,6 +586,7 @@ fn arriving_disks(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
         volume: disk.volume.clone().unwrap_or_default(),
         node: disk.node.clone(),
         image: disk.file.clone(),
+        format: disk.format.clone(),
         size: disk.size_bytes,
         shared: handling.place.clone(),
         grows: handling.grows,

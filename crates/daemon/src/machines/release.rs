@@ -153,6 +153,7 @@ impl Daemon {
                 name: volume.name.clone(),
             },
             accept_option_loss: false,
+            format: None,
             reconnect_seconds: self.config.reconnect_delay_seconds,
         };
         let hypervisor = self.hypervisor_of(machine).await?;

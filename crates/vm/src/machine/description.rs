@@ -56,6 +56,8 @@ pub struct TargetDisk {
     /// The name of its format node (of its only node, if it has one), or its `-drive`'s id, as the command line gives
     /// it. It counts more than the image: a disk that has moved before has another image than the command line says.
     pub node: String,
+    /// Its format as it was adopted, where that is known: a `-drive` that does not name it is given it, and is not probed.
+    pub format: Option<String>,
     /// The export that the target's QEMU opens instead.
     pub export: ExportAddress,
 }

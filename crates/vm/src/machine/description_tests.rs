@@ -10,7 +10,7 @@ use crate::plan::RECONNECT_SECONDS;
 
 fn disk(node: &str, image: &str) -> TargetDisk {
     let export = ExportAddress { socket: "/run/t/a,b".into(), name: "web".to_owned() };
-    TargetDisk { image: image.to_owned(), node: node.to_owned(), export }
+    TargetDisk { image: image.to_owned(), node: node.to_owned(), format: Some("raw".to_owned()), export }
 }
 
 fn places(disks: Vec<TargetDisk>) -> TargetPlaces {
@@ -115,8 +115,9 @@ fn a_drive_keeps_all_but_its_file() {
     let end = format!("{NBD},file.reconnect-delay={RECONNECT_SECONDS}");
     let cases = [
         ("file=/img/a,if=none,id=d0,aio=native,cache=none,format=raw", "if=none,id=d0,cache=none,format=raw,"),
-        ("/img/a,if=virtio,file.locking=off,file.discard=unmap", "if=virtio,file.discard=unmap,"),
-        ("file.driver=file,file.filename=/img/a,id=d0,serial=x,,y", "id=d0,serial=x,,y,"),
+        ("/img/a,if=virtio,file.locking=off,file.discard=unmap", "if=virtio,file.discard=unmap,format=raw,"),
+        ("file.driver=file,file.filename=/img/a,id=d0,serial=x,,y", "id=d0,serial=x,,y,format=raw,"),
+        ("file=/img/a,id=d0,driver=qcow2", "id=d0,driver=qcow2,"),
     ];
     for (given, rest) in cases {
         let command = moved(&["-nographic", "-drive", given], &places(vec![disk("d0", "/img/a")])).expect("it can go");
@@ -124,10 +125,26 @@ fn a_drive_keeps_all_but_its_file() {
     }
     for given in [&["-hdb", "/img/a"][..], &["--drive", "index=1,media=disk,file=/img/a"]] {
         let command = moved(given, &places(vec![disk("", "/img/a")])).expect("it can go");
-        assert_eq!(kept(&command)[..2], ["-drive".to_owned(), format!("index=1,media=disk,{end}")], "{given:?}");
+        assert_eq!(
+            kept(&command)[..2],
+            ["-drive".to_owned(), format!("index=1,media=disk,format=raw,{end}")],
+            "{given:?}"
+        );
     }
     let command = moved(&["/img/a"], &places(vec![disk("", "/img/a")])).expect("an image alone is -hda");
-    assert_eq!(kept(&command)[..2], ["-drive".to_owned(), format!("index=0,media=disk,{end}")]);
+    assert_eq!(kept(&command)[..2], ["-drive".to_owned(), format!("index=0,media=disk,format=raw,{end}")]);
+}
+
+#[test]
+fn a_drive_whose_format_nobody_names_does_not_go() {
+    let unnamed = TargetDisk { format: None, ..disk("d0", "/img/a") };
+    for given in [&["-drive", "file=/img/a,if=virtio"][..], &["-hda", "/img/a"], &["/img/a"]] {
+        let error =
+            moved(given, &places(vec![unnamed.clone()])).expect_err("the target would look at the guest's bytes");
+        assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("format="), "{given:?}: {error}");
+    }
+    let named = ["-nographic", "-drive", "file=/img/a,if=virtio,format=raw"];
+    moved(&named, &places(vec![unnamed])).expect("the command line names it");
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub(super) fn point_to_exports(items: &mut [Item], disks: &[TargetDisk]) -> Resu
         changes.push(point_node(&mut items[node.item], node, disk));
     }
     for (drive, disk) in drives.iter().zip(of_drives).filter_map(|(drive, disk)| Some((drive, disk?))) {
-        changes.push(point_drive(&mut items[drive.item], disk));
+        changes.push(point_drive(&mut items[drive.item], disk)?);
     }
     Ok(changes)
 }
@@ -124,9 +124,18 @@ fn point_node(item: &mut Item, node: &Node, disk: &TargetDisk) -> Change {
     Change { option: "-blockdev".to_owned(), from, to, why: why(&dropped) }
 }
 
-fn point_drive(item: &mut Item, disk: &TargetDisk) -> Change {
+fn point_drive(item: &mut Item, disk: &TargetDisk) -> Result<Change> {
     let from = item.show();
     let mut pieces = drive_pieces(item).expect("a drive was found there");
+    if pieces.get("format").or_else(|| pieces.get("driver")).is_none() {
+        // The target's QEMU would look for it in bytes that the guest has written.
+        let format = disk.format.as_deref().ok_or_else(|| {
+            Error::refused(format!(
+                "{from}: its format is not named; start the VM with format= there, and move it then"
+            ))
+        })?;
+        pieces.set("format", format);
+    }
     if pieces.first().is_some() {
         pieces.remove_first();
     }
@@ -147,5 +156,5 @@ fn point_drive(item: &mut Item, disk: &TargetDisk) -> Change {
     pieces.set("file.reconnect-delay", &RECONNECT_SECONDS.to_string());
     *item = Item::new("-drive", Some(&pieces.join()));
     let from = from.strip_prefix("-drive ").unwrap_or(&from).to_owned();
-    Change { option: "-drive".to_owned(), from, to: item.value().to_owned(), why: why(&dropped) }
+    Ok(Change { option: "-drive".to_owned(), from, to: item.value().to_owned(), why: why(&dropped) })
 }

@@ -8,6 +8,7 @@
 mod command_line;
 mod known;
 mod libvirt;
+mod probed;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -23,6 +24,7 @@ pub(crate) use known::flag;
 pub use libvirt::{LibvirtDisk, LibvirtDomain};
 
 pub(crate) use libvirt::attributes;
+pub(crate) use probed::{FormatOrigin, is_probed, require_named};
 
 /// Where the options of a disk are known from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -206,6 +206,7 @@ async fn each_unknown_options_are_refused_by_name_and_accepted_on_request(kinds:
         assert_eq!(error.kind(), ErrorKind::OptionLoss, "{kind:?}: {error}");
         assert!(error.to_string().contains("discard"), "{kind:?}: {error}");
         request.accept_option_loss = true;
+        request.format = Some(kind.format.to_owned());
         Plan::adopt(&qmp, &Sources::default(), &request).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         let reports = inventory(&qmp, &Sources::default()).await.expect("reports");
         assert!(matches!(&reports[0].verdict, Adoptability::LosesOptions { .. }), "{kind:?}: {}", reports[0]);

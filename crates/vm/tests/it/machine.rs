@@ -45,6 +45,7 @@ impl Target {
         let disk = TargetDisk {
             image: setup.vm.image.display().to_string(),
             node: "disk0".to_owned(),
+            format: Some("raw".to_owned()),
             export: setup.server.address.clone(),
         };
         let places = TargetPlaces {
@@ -186,7 +187,7 @@ async fn a_machine_that_has_moved_moves_on_by_the_words_it_was_started_with() {
     assert_eq!((&again.program, &again.words), (&first.command.program, &first.command.words));
     let second = tempfile::tempdir().expect("a folder");
     let export = setup.server.address.clone();
-    let disk = TargetDisk { image: "elsewhere".to_owned(), node: "disk0".to_owned(), export };
+    let disk = TargetDisk { image: "elsewhere".to_owned(), node: "disk0".to_owned(), format: None, export };
     let places =
         TargetPlaces { folder: second.path().to_owned(), disks: vec![disk], machine_type: None, memory: Vec::new() };
     let command = again.for_target(&places).expect("it can go again");

@@ -2,6 +2,7 @@
 
 use crate::common::{Given, Kind, Server, Vm, run};
 use serde_json::{Value, json};
+use transhume_vm::machine::{MachineDescription, TargetDisk, TargetPlaces};
 use transhume_vm::{Adoptability, ErrorKind, Graph, LibvirtDomain, Origin, Plan, Sources, Step, inventory};
 
 const PLAIN: Kind = Kind { given: Given::Blockdev, format: "raw", iothread: false };
@@ -231,4 +232,47 @@ async fn a_file_node_within_its_format_node_discards_after_a_release_as_before()
     let held = allocated();
     discard(2).await;
     assert_eq!(allocated(), held - mib, "the file node does not discard any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_raw_disk_whose_format_was_probed_is_adopted_only_by_who_names_it_and_its_guest_cannot_change_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (image, secret, header) = (path("probed.raw"), path("secret.raw"), path("header.qcow2"));
+    run("qemu-img", &["create", "-q", "-f", "raw", &image, "4M"]);
+    run("qemu-img", &["create", "-q", "-f", "raw", &secret, "4M"]);
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &secret, "-F", "raw", &header]);
+    let drive = format!("file={image},if=none,id=probed");
+    let vm = Vm::start_with(PLAIN, &["-S", "-drive", &drive, "-device", "virtio-blk-pci,drive=probed,id=p0"]);
+    let qmp = vm.qmp().await;
+    let reports = inventory(&qmp, &vm.sources()).await.expect("reports");
+    let report = reports.iter().find(|report| report.device == "probed").expect("it is reported");
+    assert!(report.is_probed && matches!(report.verdict, Adoptability::Refused { .. }), "{report}");
+    let socket = directory.path().join("nbd");
+    let server = Server::start_at(directory.path().join("probed.raw").as_path(), &socket, false).await;
+    let mut request = transhume_vm::AdoptionRequest { node: "probed".to_owned(), ..vm.request(&server) };
+    let error = Plan::adopt(&qmp, &vm.sources(), &request).await.expect_err("its guard would be lost");
+    assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("--format raw"), "{error}");
+    request.format = Some("raw".to_owned());
+    let plan = Plan::adopt(&qmp, &vm.sources(), &request).await.expect("a plan");
+    let mut daemon = crate::common::Daemon::new(directory.path().join("probed.raw").as_path());
+    transhume_vm::adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
+    let line = format!("qemu-io -d /machine/peripheral/p0/virtio-backend \"write -s {header} 0 64k\"");
+    let said = qmp.execute("human-monitor-command", json!({ "command-line": line })).await.expect("run");
+    assert_eq!(said, "", "what the guest writes is data");
+    // A QEMU that is started by the words of a move has the same disk, and not what its first bytes name.
+    let source = MachineDescription::of_process(vm.child.id()).expect("QEMU lives").expect("a QEMU");
+    let target = |node: &str, image: &str| TargetDisk {
+        image: image.to_owned(),
+        node: node.to_owned(),
+        format: Some("raw".to_owned()),
+        export: server.address.clone(),
+    };
+    let boot = vm.image.display().to_string();
+    let disks = vec![target("disk0", &boot), target("probed", &image)];
+    let places = TargetPlaces { folder: directory.path().to_owned(), disks, machine_type: None, memory: Vec::new() };
+    let command = source.for_target(&places).expect("it can go");
+    let mut words = command.words.iter();
+    let drive = words.find(|word| word.contains("id=probed")).expect("the drive is there");
+    assert!(drive.contains("format=raw"), "{drive}");
 }

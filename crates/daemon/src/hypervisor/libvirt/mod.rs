@@ -447,6 +447,7 @@ impl Hypervisor for Domain {
                     volume: export.name.clone(),
                     export: export.clone(),
                     accept_option_loss: false,
+                    format: None,
                     reconnect_seconds: RECONNECT_SECONDS,
                 };
                 let awaited = async {

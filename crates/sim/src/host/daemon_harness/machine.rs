@@ -58,6 +58,7 @@ impl Host {
             volume: volume.name().to_owned(),
             node: format!("disk{number}"),
             image: format!("/images/{number}"),
+            format: Some("raw".to_owned()),
             shared: None,
             grows: false,
             cache: None,

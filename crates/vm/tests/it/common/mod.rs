@@ -291,6 +291,7 @@ impl Vm {
             volume: "web".to_owned(),
             export: server.address.clone(),
             accept_option_loss: false,
+            format: None,
             reconnect_seconds: 60,
         }
     }
