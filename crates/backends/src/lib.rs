@@ -17,6 +17,7 @@ mod mark;
 mod obstacle;
 mod offload;
 mod open_file;
+mod page_cache;
 mod qemu_locks;
 mod rename;
 mod reserve;
@@ -32,6 +33,7 @@ pub use image::{ImageError, ImageIdentity, ImageState, ImageTimes, mark_layers_o
 pub use in_place::in_place;
 pub use obstacle::Obstacle;
 pub use offload::FileOffload;
+pub use page_cache::drop_page_cache;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;
 pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};

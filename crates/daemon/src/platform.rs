@@ -257,6 +257,12 @@ pub trait Backends: OverlayBackends {
         Ok(None)
     }
 
+    /// Has this host forget what it has read of the file or block device at `path`, which another host has written.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn drop_page_cache<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, std::io::Result<()>>;
+
     /// How long a file or block device is.
     ///
     /// # Errors

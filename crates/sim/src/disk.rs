@@ -13,6 +13,7 @@
 
 mod away;
 mod below;
+mod host_cache;
 mod landing;
 mod opened;
 mod silent;
@@ -28,6 +29,7 @@ use tokio::sync::Notify;
 
 pub use away::Absence;
 pub(crate) use below::{Below, UnderWay};
+pub(crate) use host_cache::HostCache;
 pub use timing::Timing;
 
 use crate::failures::Reporter;

@@ -1,6 +1,6 @@
 //! A whole VM goes to another host: its memory, its devices and its disks, while a client asks it things.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -299,20 +299,30 @@ fn a_disk_on_the_export_of_a_third_server_is_handed_over_there_and_back() {
     server.wait().expect("it ends");
 }
 
+/// What either host has read of the device before it came is old then, and the guest reads its whole disk: through the daemon first, and
+/// through its own QEMU once that has the device itself.
 #[test]
 fn a_block_device_that_both_hosts_reach_is_handed_over_there_and_back() {
-    let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    file.as_file().set_len(DISK_BYTES).expect("lengthened");
-    let device = LoopDevice::over(file.path());
-    let shares = |_: &Path| format!("shared-storage = [{:?}]\n", device.path);
+    let shares = |folder: &Path| format!("shared-storage = [{:?}]\n", TwoPageCaches::path_in(folder));
     let mut place = Place::on(shares, &["disk0.raw"]);
+    let device = TwoPageCaches::make(place.folder.path());
+    for side in Side::BOTH {
+        let daemon = place.hosts.daemon_mut(side);
+        daemon.kill();
+        daemon.launcher.extend(device.enter(side));
+        daemon.start().expect("it starts");
+    }
     let volume = "web1-disk0";
     let qmp = place.guest.qmp_socket().display().to_string();
     place.json(Side::A, &["adopt", "--qmp", &qmp, "--node", "disk0", "--name", volume]);
-    place.json(Side::A, &["move", volume, "--to", &format!("file:{}", device.path), "--overwrite", "--no-persist"]);
+    let to = format!("file:{},cache=page", device.path.display());
+    place.json(Side::A, &["move", volume, "--to", &to, "--overwrite", "--no-persist"]);
     let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b"]);
     assert_eq!(plan["disks"][0]["handling"], "shared", "{plan}\n{}", place.logs());
     for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        // As a look at its partitions does, or an earlier stay of the VM.
+        device.read_all(to);
+        place.verify();
         let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
         assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
         assert_eq!(moved["disks"][0]["report"]["bytes_copied"], 0, "{moved}");
@@ -320,6 +330,52 @@ fn a_block_device_that_both_hosts_reach_is_handed_over_there_and_back() {
         place.guest.leave();
         place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
         place.verify();
+        place.wait_released(to);
+        place.verify();
+    }
+}
+
+/// One disk behind two block devices: as two hosts that share a LUN, each has a page cache of its own for it. Both see it at one path,
+/// with one worldwide name.
+struct TwoPageCaches {
+    path: PathBuf,
+    names: PathBuf,
+    /// The kernel forgets what it has read of a block device that nobody has open.
+    kept: [std::fs::File; 2],
+    devices: [LoopDevice; 2],
+}
+
+impl TwoPageCaches {
+    fn path_in(folder: &Path) -> PathBuf {
+        folder.join("lun")
+    }
+
+    fn make(folder: &Path) -> Self {
+        let (file, path, names) = (folder.join("lun.raw"), Self::path_in(folder), folder.join("sysfs"));
+        std::fs::File::create(&file).and_then(|file| file.set_len(DISK_BYTES)).expect("lengthened");
+        std::fs::write(&path, "").expect("a place for it");
+        std::fs::create_dir(&names).expect("made");
+        std::fs::write(names.join("wwid"), "naa.600140512345678\n").expect("written");
+        let devices = Side::BOTH.map(|_| LoopDevice::over(&file));
+        let kept = [0, 1].map(|number: usize| std::fs::File::open(&devices[number].path).expect("it is there"));
+        Self { path, names, devices, kept }
+    }
+
+    /// What a program of `side` is started with so that it has that side's device at the path.
+    fn enter(&self, side: Side) -> Vec<String> {
+        let device = &self.devices[usize::from(side == Side::B)].path;
+        let name = device.rsplit('/').next().expect("a name");
+        let (path, names) = (self.path.display(), self.names.display());
+        let mounts = format!(
+            "mount --bind {device} {path} && mount --bind {names} /sys/devices/virtual/block/{name} && exec \"$@\""
+        );
+        ["sh", "-c", &mounts, "sh"].map(str::to_owned).to_vec()
+    }
+
+    /// Has the page cache of `side` read all of it.
+    fn read_all(&self, side: Side) {
+        let mut bytes = vec![0; usize::try_from(DISK_BYTES).expect("it fits")];
+        self.kept[usize::from(side == Side::B)].read_exact_at(&mut bytes, 0).expect("read");
     }
 }
 

@@ -139,6 +139,8 @@ impl Daemon {
         let backend = require_local(&document.backend, "its disk cannot be given back to its VM")?;
         let of_machine = machine.document();
         let first_started = of_machine.description.as_ref().ok_or_else(|| cannot(machine, disk))?;
+        // QEMU may read through the page cache, where the daemon need not have.
+        self.forget_cached(&document.backend).await?;
         let is_block_device = volume.with_backend(|backend| backend.is_block_device()).unwrap_or_default();
         let image = ArrivedImage {
             image: backend.path(),

@@ -179,6 +179,10 @@ impl Backends for RealBackends {
         })
     }
 
+    fn drop_page_cache<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, std::io::Result<()>> {
+        Box::pin(backends::drop_page_cache(path))
+    }
+
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         in_place(|| file_size(path))
     }

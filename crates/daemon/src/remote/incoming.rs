@@ -106,7 +106,7 @@ impl Daemon {
             Some((incoming, None)) => {
                 let size_advertised = document.room_to_grow().map(Bytes);
                 let options = BackendOpenOptions { read_only: true, unlocked: true, size_advertised, ..open_options };
-                let opened = self.open_backend(volume, &document.backend, &options).await;
+                let opened = self.open_at_other_host(volume, &document.backend, &options).await;
                 opened.and_then(|open_backend| has_size(open_backend, incoming))
             }
             None => self.open_backend(volume, &document.backend, &open_options.for_target()).await,
@@ -224,6 +224,7 @@ impl Daemon {
         let opened = self.open_backend(volume, &place, &options.for_target()).await;
         let opened = opened.and_then(|open_backend| has_size(open_backend, incoming)).and_then(Incoming::new);
         let opened = opened.map_err(|error| of_backend(&error, "the storage that both hosts reach"))?;
+        self.forget_cached(&place).await?;
         *volume.incoming.lock() = Some(opened);
         Ok(())
     }

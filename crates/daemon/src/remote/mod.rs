@@ -50,6 +50,7 @@
 //! | `arriving_export` | what the QEMU of a machine reads of a disk that comes with it |
 //! | `arrival` | places for volumes that come here |
 //! | `incoming`, `fenced_lane`, `session_authorizer` | volumes that come here, and what other hosts may ask |
+//! | `shared_storage` | what this host has read of storage that another one writes |
 //! | `aborted_jobs` | moves that are over, so that late messages of theirs do nothing |
 //! | `pending_files` | files of volumes that come here and are not on record yet |
 //! | `abort_notices` | telling a host that a volume will not arrive, or is used from here no more |
@@ -67,6 +68,7 @@ mod pending_files;
 mod remote_volume_device;
 mod resolve;
 mod session_authorizer;
+mod shared_storage;
 #[cfg(test)]
 mod tests;
 mod watch;

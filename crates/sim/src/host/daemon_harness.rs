@@ -287,7 +287,9 @@ impl Host {
         if !is_there {
             // A life before this may have begun to make it, and has told nobody.
             *self.shared.daemon_harness.slots.lock() = Slots::default();
-            let backend = format!("file:{}", self.path_of(0));
+            // Through the page cache, as QEMU does by default, or past it: that is the same but for another host of the disk.
+            let cache = if self.is_shared() { self.shared.rng.pick(&["", ",cache=page"]) } else { "" };
+            let backend = format!("file:{}{cache}", self.path_of(0));
             let (name, export) = (self.name().to_owned(), self.export());
             core.attach(AttachRequest { name, backend, export, read_only: false, accept_tombstone: false }).await?;
         }

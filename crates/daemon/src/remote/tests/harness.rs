@@ -400,6 +400,11 @@ impl Backends for Disks {
         Ok(())
     }
 
+    fn drop_page_cache<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, std::io::Result<()>> {
+        // There is none.
+        Box::pin(async { Ok(()) })
+    }
+
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         self.file(path).map(|file| file.device.size())
     }

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 
 use super::LAYERS_OF;
 use super::fake_arbiter::FakeArbiter;
-use crate::disk::Disk;
+use crate::disk::{Disk, HostCache};
 use crate::files::SimFiles;
 use crate::host::Host;
 use crate::host::Setup;
@@ -103,6 +103,11 @@ impl PeerHost {
         let volume = PeerVolume::new(&self.shared.world, number);
         self.shared.files.add_map(names(number).there, &volume.map);
         Self { shared: Arc::clone(&self.shared), volume: Arc::new(volume) }
+    }
+
+    /// What this host's page cache has of the volume's disk.
+    pub(super) fn page_cache(&self) -> &HostCache {
+        &self.volume.page_cache
     }
 
     /// The disk of its journal of this volume.

@@ -12,7 +12,8 @@ use ::daemon::platform::{
 };
 use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
 use backends::{
-    BackendSpec, ImageState, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest,
+    BackendSpec, CacheMode, ImageState, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin,
+    TargetRequest,
 };
 use block::{Bytes, Device, Error, ErrorKind, Filter, Geometry, Offload};
 use env::Env;
@@ -137,10 +138,20 @@ impl Host {
 impl ProcessView {
     /// What the neighbour finds where the first host has the volume: the same disk, or one of its own that is called so. Nothing
     /// there keeps anybody from writing, and nobody waits for what others have under way.
-    fn open_shared(&self, host: &Host, open_options: &BackendOpenOptions) -> std::io::Result<Device> {
+    fn open_shared(
+        &self,
+        host: &Host,
+        spec: &BackendSpec,
+        open_options: &BackendOpenOptions,
+    ) -> std::io::Result<Device> {
         let Some(peer) = &host.shared.daemon_harness.peer else { return Err(OsErrorKind::NotFound.into()) };
         let disk = &host.shared.sides[usize::from(!host.is_shared())];
         let device = disk.open_at_once(peer.epoch());
+        if open_options.read_only {
+            // Somebody else on this host sees the device, too.
+            host.shared.world.spawn(peer.page_cache().clone().look(disk.open_at_once(peer.epoch())));
+        }
+        let device = if spec.cache == CacheMode::Page { peer.page_cache().over(device) } else { device };
         if open_options.read_only {
             let geometry = Geometry { read_only: true, ..device.geometry() };
             return Ok(Device::new(disk.name(), Bare { lower: device, geometry }));
@@ -241,7 +252,10 @@ impl Backends for ProcessView {
             }
             let host = self.host.with_place(spec.path());
             if self.is_far && side_of(spec.path()) == 0 {
-                return Ok(OpenBackend::over(spec.clone(), self.open_shared(&host, open_options).map_err(missing)?));
+                return Ok(OpenBackend::over(
+                    spec.clone(),
+                    self.open_shared(&host, spec, open_options).map_err(missing)?,
+                ));
             }
             let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
             let role = if side == host.holder() { Role::Source } else { Role::Target };
@@ -396,6 +410,15 @@ impl Backends for ProcessView {
 
     fn has_mark(&self, image: &Path, _: Uuid) -> std::io::Result<bool> {
         Ok(self.host.with_place(image).is_shared())
+    }
+
+    fn drop_page_cache<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, std::io::Result<()>> {
+        Box::pin(async move {
+            if let (true, Some(peer)) = (self.is_far, &self.host.with_place(path).shared.daemon_harness.peer) {
+                peer.page_cache().drop_all();
+            }
+            Ok(())
+        })
     }
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {

@@ -5,7 +5,7 @@ use block::{Bytes, Device, Filter, IoFuture, Mutation};
 use parking_lot::Mutex;
 
 use super::PeerHost;
-use crate::disk::{Disk, Timing};
+use crate::disk::{Disk, HostCache, Timing};
 use crate::host::beside::names;
 use crate::host::daemon_harness::watched::{alive, document_in};
 use crate::host::{Host, daemon_harness::Slots};
@@ -22,6 +22,8 @@ pub(super) struct PeerVolume {
     is_held: Mutex<bool>,
     is_used: Mutex<bool>,
     pub(super) flushes: Mutex<Flushes>,
+    /// The page cache of this host of the volume's disk, if both hosts reach that.
+    pub(super) page_cache: HostCache,
 }
 
 /// Flushes of the target, by numbers that grow.
@@ -47,6 +49,7 @@ impl PeerVolume {
             is_held: Mutex::new(false),
             is_used: Mutex::new(false),
             flushes: Mutex::default(),
+            page_cache: HostCache::default(),
         }
     }
 }
