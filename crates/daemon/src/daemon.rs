@@ -380,6 +380,7 @@ impl Daemon {
             image: open_backend.image().map(Box::new),
             export: new.export,
             socket_owner: new.socket_owner,
+            client: None,
             read_only: new.read_only,
             size_limit: None,
             size_advertised: None,
@@ -505,7 +506,7 @@ impl Daemon {
         let flushed = flushed.unwrap_or_else(|| Err(block::Error::new(block::ErrorKind::TimedOut, "no answer")));
         let Err(error) = flushed else { return Ok(()) };
         if let Some(export) = volume.export() {
-            self.network.offer(&uri, export, document.clients()).await?;
+            self.network.offer(&uri, export, volume.clients()).await?;
         }
         let message = format!("{} must have all that the snapshots of {} hold: {error}", remote.host, volume.name);
         Err(Error::new(ErrorCode::HostUnreachable, message).with_hint("try again when that host can be reached"))

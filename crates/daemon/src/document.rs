@@ -28,7 +28,7 @@ pub use layer::{
 };
 pub(crate) use layer::{as_text, layers_beside};
 
-use crate::clients::{Clients, SocketOwner};
+use crate::clients::{Clients, MachineClient, MachineGate, SocketOwner};
 use crate::location::Location;
 
 /// The layout of this document.
@@ -102,6 +102,9 @@ pub struct VolumeDocument {
     /// Who may connect besides the daemon's own user: the owner of the unix socket.
     #[serde(default)]
     pub socket_owner: Option<SocketOwner>,
+    /// Who of them alone, of a volume that came with its machine: that machine's QEMU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<MachineClient>,
     /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
@@ -247,7 +250,8 @@ impl VolumeDocument {
     #[must_use]
     pub fn clients(&self) -> Clients {
         let disk = self.adoption.as_ref().map(|adoption| Arc::new(adoption.plan.disk.clone()));
-        Clients { owner: self.socket_owner, disk }
+        let machine = self.client.clone().map(|client| MachineGate::new(move || Some(client.clone())));
+        Clients { owner: self.socket_owner, disk, machine }
     }
 
     /// Which file or block device `place` is, as far as that is on record.

@@ -76,7 +76,7 @@ mod workers;
 
 pub use args::Args;
 pub use backends::run_as_helper;
-pub use clients::{Clients, SocketOwner};
+pub use clients::{Clients, MachineClient, MachineGate, SocketOwner};
 pub use cold::{CopyOutcome, CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::{AtRest, Core};
@@ -91,7 +91,8 @@ pub use document::{
 pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};
 pub use hypervisor::{
-    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, NoHypervisors, OnStatus, Outlet,
+    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, NoHypervisors,
+    OnStarted, OnStatus, Outlet, started_with,
 };
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use vm::AdoptedDisk;
 
-use crate::clients::Clients;
+use crate::clients::{Clients, MachineGate};
 use crate::descriptors;
 use crate::platform::Network;
 use crate::problem::{Result, invalid, of_tls};
@@ -43,6 +43,8 @@ struct Offer {
     export: Arc<Export>,
     /// The adopted disk that it is: nobody else's QEMU gets it, even if it may connect as the same user.
     disk: Option<Arc<AdoptedDisk>>,
+    /// The machine that has brought it: the same of its QEMU.
+    machine: Option<MachineGate>,
 }
 
 /// What one client sees of the volumes of a socket.
@@ -53,8 +55,17 @@ struct Seen {
 }
 
 impl Seen {
+    /// Waits until it is known whom the volumes are for.
+    async fn settle(&self, env: &EnvRef) {
+        let gates: Vec<MachineGate> =
+            self.offered.exports.read().values().filter_map(|offer| offer.machine.clone()).collect();
+        for gate in gates {
+            gate.settle(&**env).await;
+        }
+    }
+
     fn lets_in(&self, offer: &Offer) -> bool {
-        let Some(disk) = &offer.disk else { return true };
+        let Some(disk) = &offer.disk else { return self.lets_in_of_machine(offer) };
         let is_its = match self.pid {
             Some(pid) => disk.is_of(pid),
             None => disk.process_id.is_none(),
@@ -62,6 +73,19 @@ impl Seen {
         if !is_its {
             let (volume, pid) = (&disk.volume, self.pid.unwrap_or_default());
             tracing::warn!(volume, pid, "a process that is not the adopted VM's was refused its disk");
+        }
+        is_its
+    }
+
+    fn lets_in_of_machine(&self, offer: &Offer) -> bool {
+        let is_its = offer.machine.as_ref().is_none_or(|gate| gate.lets_in(self.pid));
+        if !is_its {
+            let (volume, pid) = (offer.export.name(), self.pid.unwrap_or_default());
+            tracing::warn!(
+                volume,
+                pid,
+                "a process that is not the QEMU of the VM that has come was refused its disk; if that VM has ended, `transhume vm rm` it"
+            );
         }
         is_its
     }
@@ -134,7 +158,7 @@ impl Listeners {
             Entry::Occupied(_) => Err(Error::new(ErrorCode::AlreadyExists, format!("{uri} is served already"))
                 .with_hint("choose another name or socket")),
             Entry::Vacant(entry) => {
-                entry.insert(Offer { export, disk: clients.disk });
+                entry.insert(Offer { export, disk: clients.disk, machine: clients.machine });
                 Ok(())
             }
         }
@@ -276,6 +300,7 @@ impl Acceptor {
             let _place = place;
             match register() {
                 Ok(stream) => {
+                    seen.settle(&env).await;
                     let summary = serve_socket(stream, tls.as_deref(), seen, env, limits).await;
                     match summary.end {
                         End::Tls(error) => tracing::warn!(%error, "a client of an encrypted export was not let in"),

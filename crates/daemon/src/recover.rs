@@ -297,7 +297,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     };
     let offered = match &document.incoming {
         Some(incoming) if incoming.is_for_its_origin() => Ok(()),
-        _ => daemon.network.offer(&volume.uri()?, export, document.clients()).await,
+        _ => daemon.network.offer(&volume.uri()?, export, volume.clients()).await,
     };
     if offered.is_ok() {
         tracing::info!(volume = volume.name, backend = %document.backend, "the volume is back");

@@ -20,6 +20,7 @@ use nbd::server::Export;
 use parking_lot::Mutex;
 use tokio::sync::MutexGuard;
 
+use crate::clients::{Clients, MachineGate};
 use crate::document::{AdoptionDirection, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::gauge::Gauge;
 use crate::handed_over::handed_over;
@@ -29,7 +30,7 @@ use crate::listeners::certificates_of;
 use crate::loss_record::LossRecord;
 use crate::open_backend::{BackendOpenOptions, MovedRule, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
-use crate::problem::Result;
+use crate::problem::{Result, of_backend};
 use crate::reject_all::reject_all;
 use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
 use crate::stack::{Stack, StackedCache, VolumeArrival};
@@ -96,6 +97,23 @@ impl Volume {
             forward: Mutex::new(None),
             planned: Mutex::new(None),
         }
+    }
+
+    /// Who may connect to its export, as its journal says at the moment when somebody does.
+    pub(crate) fn clients(&self) -> Clients {
+        let document = self.document();
+        let journal = Arc::clone(&self.journal);
+        let machine = document.client.as_ref().map(|_| MachineGate::new(move || journal.document().client.clone()));
+        Clients { machine, ..document.clients() }
+    }
+
+    /// No machine's QEMU is the only one that may connect to it any more.
+    pub(crate) async fn free_of_machine(&self) -> Result<()> {
+        if self.document().client.is_none() {
+            return Ok(());
+        }
+        let stored = self.journal.update(|document| document.client = None).await;
+        stored.map_err(|error| of_backend(&error, "the volume's journal"))
     }
 
     /// What its journal says.

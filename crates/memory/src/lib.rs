@@ -39,7 +39,7 @@ pub use dirty_map::{DirtyMap, PageRun};
 pub use emulated::EmulatedMemory;
 pub use error::{Error, ErrorKind, Result};
 pub use guest_memory::{GuestMemory, TargetMemory};
-pub use process::{MappedFile, ProcessMemory, Tracking, foreign_mappings, mapped_files};
+pub use process::{MappedFile, Mapping, ProcessMemory, Tracking, foreign_mappings, mapped_files};
 pub use ram_file::RamFile;
 pub use receiver::{RECEIVING_BYTES, Receiver};
 pub use region::{PAGE_BYTES, Region};

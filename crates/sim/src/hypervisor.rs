@@ -18,6 +18,7 @@ mod outside;
 mod postcopy;
 mod seen;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,6 +86,8 @@ struct State {
 struct Instance {
     pid: u32,
     stage: Stage,
+    /// Where it listens to daemons.
+    monitor: PathBuf,
     /// Counts migrations of it, so that what is left of an earlier one does nothing.
     attempt: u32,
     /// Where the ways into it lead.
@@ -119,6 +122,7 @@ impl SimMachine {
         let first = Instance {
             pid: 1,
             stage: Stage::Running,
+            monitor: PathBuf::from("/run/vm.qmp"),
             attempt: 0,
             inlets: None,
             refuses: false,

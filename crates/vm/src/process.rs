@@ -47,11 +47,31 @@ impl QemuProcess {
         is_running(&handle).then_some(Self { pid, started, boot })
     }
 
+    /// Whether the process `pid` is this one, or was started by it: what a host runs as QEMU may be a program that starts QEMU.
+    #[must_use]
+    pub fn has_started(&self, pid: u32) -> bool {
+        let mut next = Some(pid);
+        // A loop would be of numbers that were used again meanwhile.
+        for _ in 0..8 {
+            match next {
+                Some(pid) if pid == self.pid => return self.lives(),
+                Some(pid) if pid > 1 => next = parent_of(pid),
+                _ => return false,
+            }
+        }
+        false
+    }
+
     /// Whether it still runs.
     #[must_use]
     pub fn lives(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// Whether a process runs that an earlier version has recorded by its number only.

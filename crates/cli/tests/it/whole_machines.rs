@@ -439,6 +439,11 @@ fn disks_that_were_kept_are_given_back_when_somebody_asks_for_it() {
     place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
     let kept = place.json(Side::B, &["volume", "ls"]);
     assert_eq!(kept.as_array().map(Vec::len), Some(1), "{kept}");
+    // All VMs that come here may run as one user: each has its own disks, and nobody else may.
+    let export = kept[0]["export"].as_str().expect("it is served").replace("nbd+unix:///?", "nbd+unix:///web1-disk0?");
+    let mut other = std::process::Command::new("qemu-io");
+    let other = other.args(["-f", "raw", "-c", "read 0 512", &export]).output().expect("qemu-io runs");
+    assert!(!other.status.success(), "another process reads the disk: {}", String::from_utf8_lossy(&other.stdout));
     place.json(Side::B, &["volume", "snapshot", "add", "web1-disk0", "before"]);
     place.verify();
     let refused = place.hosts.daemon(Side::B).json(&["vm", "release", "web1"]).expect_err("a snapshot holds its bytes");

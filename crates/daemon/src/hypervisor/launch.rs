@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use env::EnvRef;
-use vm::machine::{MachineDescription, TargetCommand};
+use vm::machine::TargetCommand;
 use vm::{QemuProcess, Qmp};
 
-use super::Monitors;
+use super::{Monitors, OnStarted};
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
 use crate::workers::start_as_equal;
@@ -46,14 +46,14 @@ pub(super) fn make_folder(folder: &Path, owner: Option<SocketOwner>) -> Result<(
     }
 }
 
-/// Starts QEMU by `command`, and connects to its monitor.
+/// Starts QEMU by `command`, and connects to its monitor. `started` hears of the process before anything is asked of it.
 ///
 /// # Errors
-/// It cannot be started, ends, or does not answer; with the end of what it said.
+/// It cannot be started, ends, or does not answer; with the end of what it said. `started` refuses. Nothing of it runs then.
 pub(super) async fn launch(
     name: &str,
     command: &TargetCommand,
-    (folder, owner): (&Path, Option<SocketOwner>),
+    (folder, owner, started): (&Path, Option<SocketOwner>, OnStarted<'_>),
     (monitors, env): (&Monitors, &EnvRef),
 ) -> Result<Qmp> {
     let log = folder.join("qemu.log");
@@ -63,6 +63,15 @@ pub(super) async fn launch(
     process.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().map_err(failed)?).stderr(output);
     let mut process = tokio::process::Command::from(process);
     let mut child = start_as_equal(|| process.kill_on_drop(false).spawn()).map_err(failed)?;
+    let process = child.id().and_then(QemuProcess::of);
+    // One that has ended already is found out below.
+    if let Some(process) = &process
+        && let Err(error) = started(process.clone()).await
+    {
+        // It may have ended by itself.
+        let _ = child.kill().await;
+        return Err(error);
+    }
     let began = env.now();
     let refuse = |why: &str| {
         let said = last_words(&log);
@@ -77,6 +86,12 @@ pub(super) async fn launch(
         if command.monitor.exists()
             && let Ok(qmp) = monitors.connect(&command.monitor, env).await
         {
+            let is_another =
+                |pid: &u32| process.as_ref().is_some_and(|process| process.lives() && !process.has_started(*pid));
+            if let Some(pid) = qmp.process_id().filter(is_another) {
+                let _ = child.start_kill();
+                return Err(refuse(&format!("is not the one that answers at its monitor (process {pid} does)")));
+            }
             break qmp;
         }
         if env.now().since(began) > START_LIMIT {
@@ -89,17 +104,6 @@ pub(super) async fn launch(
     // Somebody must take its exit status.
     tokio::spawn(async move { child.wait().await });
     Ok(qmp)
-}
-
-/// The processes that were started with the monitor `path`: one at most, unless somebody else uses it.
-pub(super) fn started_with(path: &str) -> Vec<QemuProcess> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_meant = |pid: &u32| {
-        let found = MachineDescription::of_process(*pid).ok().flatten();
-        found.is_some_and(|found| found.words.iter().any(|word| word.contains(path)))
-    };
-    pids.filter(is_meant).filter_map(QemuProcess::of).collect()
 }
 
 fn starter(name: &str, command: &TargetCommand, (folder, owner): (&Path, Option<SocketOwner>)) -> Command {

@@ -12,9 +12,11 @@
 
 mod launch;
 mod libvirt;
+mod mapped;
 mod monitors;
 mod outside;
 mod qemu;
+mod started;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +41,7 @@ pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
 pub(crate) use outside::of_memory;
 pub(crate) use qemu::Qemus;
+pub use started::{MonitoredProcess, started_with};
 
 /// When the guest of a machine is stopped.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,9 @@ pub enum MemoryFlow {
 /// Told how a migration stands, now and then.
 pub type OnStatus<'a> = &'a (dyn Fn(&MigrationStatus) + Send + Sync);
 
+/// Told of a process as soon as it was started. If it refuses, the process is ended.
+pub type OnStarted<'a> = &'a (dyn Fn(QemuProcess) -> BoxFuture<'a, Result<()>> + Send + Sync);
+
 /// All programs that run machines on this host.
 pub trait Hypervisors: Send + Sync {
     /// The one behind `monitor`.
@@ -75,15 +81,15 @@ pub trait Hypervisors: Send + Sync {
     /// It does not answer.
     fn reach<'a>(&'a self, monitor: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>>;
 
-    /// Starts one for the machine `name`, which is to come, and waits until it answers. Its sockets are in `folder`.
+    /// Starts one for the machine `name`, which is to come, and waits until it answers. Its sockets are in the folder of `place`.
     ///
     /// # Errors
-    /// It cannot be started, or does not answer; with what it said.
+    /// It cannot be started, or does not answer; with what it said. `place` refuses its process.
     fn launch<'a>(
         &'a self,
         name: &'a str,
         command: &'a TargetCommand,
-        place: (&'a Path, Option<SocketOwner>),
+        place: (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>>;
 
     /// What this host offers to machines of `program`.
@@ -98,7 +104,7 @@ pub trait Hypervisors: Send + Sync {
     /// There is none.
     fn user(&self, name: &str) -> Result<SocketOwner>;
 
-    /// What was started for a machine with this monitor, whether anybody has it on record or not.
+    /// What runs with this monitor, whether anybody has it on record or not.
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess>;
 
     /// Every one that runs on this host, whoever has started it.
@@ -389,7 +395,7 @@ impl Hypervisors for NoHypervisors {
         &'a self,
         _: &'a str,
         _: &'a TargetCommand,
-        _: (&'a Path, Option<SocketOwner>),
+        _: (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
         Box::pin(async { none() })
     }

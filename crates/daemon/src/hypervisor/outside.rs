@@ -12,6 +12,7 @@ use uuid::Uuid;
 use vm::Qmp;
 use vm::machine::{self, MachineDescription, MachineFacts, SharedMemory};
 
+use super::mapped;
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
 
@@ -122,23 +123,13 @@ impl Found {
     }
 }
 
-/// Which mappings of the process are which parts. A file whose name was taken away still has its mapping.
+/// Which mappings of the process are which parts.
 fn find(pid: u32, backends: Vec<SharedMemory>) -> Result<Found> {
     let socket = machine::preload_socket(pid)
         .ok_or_else(|| refused("QEMU was started without the library that has the kernel track its memory"))?;
-    let mut mapped = mapped_files(pid).map_err(|error| of_memory(&error))?;
-    let mut files = Vec::new();
-    for backend in backends {
-        let is_its = |file: &MappedFile| {
-            let name = file.name.strip_suffix(" (deleted)").unwrap_or(&file.name);
-            // QEMU makes a file of its own in a folder.
-            let is_named = name == backend.path || Path::new(name).parent() == Some(Path::new(&backend.path));
-            is_named && file.bytes() == Some(backend.bytes)
-        };
-        let at = mapped.iter().position(is_its);
-        let at = at.ok_or_else(|| refused(format!("the memory {} is not mapped as {}", backend.id, backend.path)))?;
-        files.push((backend, mapped.remove(at)));
-    }
+    let mapped = mapped_files(pid).map_err(|error| of_memory(&error))?;
+    let files = mapped::find(&mapped, &backends).map_err(refused)?;
+    let files = backends.into_iter().zip(files).collect();
     Ok(Found { pid, socket, files })
 }
 

@@ -20,7 +20,8 @@ use vm::{CommandLine, QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
 use super::{
-    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, OnStatus, Outlet, launch, outside,
+    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, OnStarted, OnStatus,
+    Outlet, launch, outside, started_with,
 };
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
@@ -68,11 +69,12 @@ impl Hypervisors for Qemus {
         &'a self,
         name: &'a str,
         command: &'a TargetCommand,
-        (folder, owner): (&'a Path, Option<SocketOwner>),
+        (folder, owner, started): (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
         Box::pin(async move {
             launch::make_folder(folder, owner)?;
-            let qmp = launch::launch(name, command, (folder, owner), (&self.monitors, &self.env)).await?;
+            let place = (folder, owner, started);
+            let qmp = launch::launch(name, command, place, (&self.monitors, &self.env)).await?;
             Ok(Arc::new(Qemu { qmp }) as _)
         })
     }
@@ -92,7 +94,7 @@ impl Hypervisors for Qemus {
 
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
         let Monitor::Qmp(path) = monitor else { return Vec::new() };
-        launch::started_with(path)
+        started_with(&MonitoredProcess::all(), Path::new(path))
     }
 
     fn found(&self) -> Vec<FoundMachine> {

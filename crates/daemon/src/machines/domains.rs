@@ -92,7 +92,7 @@ impl Daemon {
                 format!("sockets of VMs are in {} here and in {} there", folder.display(), definition.folder.display());
             return refuse(message, "libvirt needs one path for both: give both daemons the same `socket-dir`");
         }
-        let longest = format!("{}.migration/gate", folder.display());
+        let longest = self.migration_place(name).join("gate").display().to_string();
         if longest.len() > SOCKET_PATH_BYTES_MAX {
             return refuse(format!("{longest} is too long for a socket"), "give the VM a shorter name");
         }
@@ -151,7 +151,8 @@ impl Daemon {
         let owner = self.machine_owner()?;
         let document = machine.document();
         for disk in &document.disks {
-            self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
+            // libvirt starts its QEMU, and starts another one whenever the domain is started again.
+            self.serve_arriving((host, &disk.volume), &machine.name, (owner, None)).await?;
         }
         let exports = self.exports_of_machine(machine);
         let (live, placed) = retarget_domain(&definition.live, &exports).map_err(|error| of_vm(&error))?;
@@ -163,6 +164,7 @@ impl Daemon {
         let persistent = persistent.map_err(|error| of_vm(&error))?.map(|(xml, _)| xml);
         let libvirt = self.libvirt()?;
         let instance = libvirt.instance().await?;
+        self.require_own_folder(&machine.name, None)?;
         let (hypervisor, socket) = libvirt.expect(&definition.name, (&incoming.folder, owner))?;
         *machine.hypervisor.lock() = Some(hypervisor);
         // From here on there may be one that must be ended.

@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use futures::FutureExt;
-use futures::future::{Either, select};
+use futures::future::{BoxFuture, Either, select};
 use migrate::stream::{BoxTransport, PeerName, USAGE_ADDRESSES_MAX};
 use tokio::io::AsyncReadExt;
 use uuid::Uuid;
-use vm::ExportAddress;
 use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
+use vm::{ExportAddress, QemuProcess};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
@@ -32,10 +32,10 @@ use super::memory::until_cut;
 use super::tending::{Found, Holdings};
 use super::{Begin, Machine, is_moved, memory};
 use crate::audit::Peer;
-use crate::clients::SocketOwner;
+use crate::clients::{MachineClient, SocketOwner};
 use crate::daemon::Daemon;
 use crate::hosts::OnMemory;
-use crate::hypervisor::{Hypervisor, Lane, MemoryFlow};
+use crate::hypervisor::{Hypervisor, Lane, MemoryFlow, OnStarted};
 use crate::problem::{Result, invalid, of_vm};
 use crate::state_dir::check_name;
 
@@ -167,16 +167,6 @@ impl Daemon {
         following.map_or_else(|| self.arriving_machine(host, id), Ok)
     }
 
-    /// Where the sockets of the machine `name` are.
-    pub(super) fn machine_folder(&self, name: &str) -> PathBuf {
-        self.socket_dir.join("vm").join(name)
-    }
-
-    /// Where the connections of a migration of the machine `name` leave this host.
-    pub(super) fn migration_place(&self, name: &str) -> PathBuf {
-        self.machine_folder(&format!("{name}.migration"))
-    }
-
     /// As which user machines of other hosts run here.
     pub(super) fn machine_owner(&self) -> Result<Option<SocketOwner>> {
         let user = self.config.hosts.as_ref().and_then(|hosts| hosts.vm_user.clone());
@@ -256,6 +246,8 @@ impl Daemon {
                 Error::new(ErrorCode::AlreadyExists, message).with_hint("remove that one, or call this one otherwise"),
             );
         }
+        let own = self.machines.get(&arrival.name).and_then(|known| known.document().process);
+        refusals.extend(self.require_own_folder(&arrival.name, own.as_ref()).err());
         let facts = self.hypervisors.host_facts(&program).await?;
         let found = arrival.facts.refusals(&facts).into_iter();
         refusals.extend(found.map(|refusal| {
@@ -380,11 +372,16 @@ impl Daemon {
         }
         let owner = self.machine_owner()?;
         for disk in &document.disks {
-            self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
+            let clients = (owner, Some(MachineClient::Expected));
+            self.serve_arriving((host, &disk.volume), &machine.name, clients).await?;
         }
         self.run_hook(HookPhase::Start, self.hook_at_target(&machine, &incoming)).await?;
         self.expect_memory((&*machine, &incoming), &regions, owner)?;
-        let hypervisor = self.hypervisors.launch(&machine.name, &command, (&incoming.folder, owner)).await?;
+        self.require_own_folder(&machine.name, None)?;
+        // Whatever ends this daemon from here on, its successor knows whom to end.
+        let note = |process| -> BoxFuture<'_, Result<()>> { Box::pin(self.note_started(&machine, process)) };
+        let place = (&*incoming.folder, owner, &note as OnStarted<'_>);
+        let hypervisor = self.hypervisors.launch(&machine.name, &command, place).await?;
         *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
         let process = hypervisor.process();
         self.update_machine(&machine, |document| document.process = process)?;
@@ -405,6 +402,15 @@ impl Daemon {
         };
         hypervisor.begin_incoming(&options, &incoming.folder).await?;
         Ok(Answer::Done)
+    }
+
+    /// The QEMU of a machine that comes was started: its disks are for that process from here on.
+    async fn note_started(&self, machine: &Machine, process: QemuProcess) -> Result<()> {
+        self.update_machine(machine, |document| document.process = Some(process.clone()))?;
+        for disk in &machine.document().disks {
+            self.admit_machine(&disk.volume, &process).await?;
+        }
+        Ok(())
     }
 
     /// What the interfaces here have carried that have these addresses.

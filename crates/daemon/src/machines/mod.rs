@@ -35,6 +35,8 @@
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `carrying`, `memory` | the connections of a machine's migration, made and carried between the hosts |
 //! | `memory_rates` | what those may take of the network beside others |
+//! | `own_disks` | whose the disks of a machine are that has come |
+//! | `own_folder` | where a machine's sockets are |
 //! | `parallel` | the parallel memory engine in a move |
 //! | `postcopy` | memory that follows the guest |
 //! | `release` | disks that have come are given back to their QEMU |
@@ -60,6 +62,8 @@ mod incoming;
 mod memory;
 mod memory_rates;
 mod outgoing;
+mod own_disks;
+mod own_folder;
 mod parallel;
 mod postcopy;
 mod release;
@@ -344,6 +348,7 @@ impl Daemon {
             let message = format!("the memory of {name} still comes from {}", following.host);
             return Err(Error::new(ErrorCode::Busy, message).with_hint("wait until all of it is here"));
         }
+        self.free_disks(&document).await?;
         self.forget_machine(&machine)?;
         Ok(shown)
     }

@@ -180,6 +180,7 @@ impl Daemon {
             image: None,
             export: format!("nbd+unix:///{name}?socket={}", self.socket_dir.join(format!("{name}.sock")).display()),
             socket_owner: None,
+            client: None,
             read_only: false,
             size_limit: None,
             size_advertised: None,

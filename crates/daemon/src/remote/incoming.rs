@@ -9,7 +9,9 @@ use migrate::stream::{SessionRequest, VolumeStatus};
 use super::fenced_lane::FencedLane;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
-use crate::clients::SocketOwner;
+use vm::QemuProcess;
+
+use crate::clients::{MachineClient, SocketOwner};
 use crate::daemon::Daemon;
 use crate::document::{IncomingDocument, IncomingStage, VolumeDocument, random_uuid};
 use crate::handed_over::handed_over;
@@ -252,12 +254,12 @@ impl Daemon {
     }
 
     /// Lets the QEMU of `machine`, which `host` moves here with its disk `name`, come to that before this host holds it. The
-    /// processes of `owner` may.
+    /// processes of `owner` may, or `client` of them alone.
     pub(crate) async fn serve_arriving(
         &self,
         (host, name): (&str, &str),
         machine: &str,
-        owner: Option<SocketOwner>,
+        (owner, client): (Option<SocketOwner>, Option<MachineClient>),
     ) -> Result<()> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
@@ -273,7 +275,7 @@ impl Daemon {
             };
         }
         let stored = volume.journal.update(|document| {
-            document.socket_owner = owner;
+            (document.socket_owner, document.client) = (owner, client);
             if let Some(incoming) = &mut document.incoming {
                 incoming.machine = Some(machine.to_owned());
             }
@@ -282,13 +284,21 @@ impl Daemon {
         self.offer_arriving(&volume).await
     }
 
+    /// The QEMU of a volume's machine was started as `process`: it is let in, and nobody else.
+    pub(crate) async fn admit_machine(&self, name: &str, process: &QemuProcess) -> Result<()> {
+        let volume = self.volume(name)?;
+        let client = MachineClient::Started(process.clone());
+        let stored = volume.journal.update(|document| document.client = document.client.take().map(|_| client)).await;
+        stored.map_err(|error| of_backend(&error, "the volume's journal"))
+    }
+
     /// The same, of what is on record.
     pub(crate) async fn offer_arriving(&self, volume: &Volume) -> Result<()> {
         // Without the bytes of its layers: nobody runs on what is read before they are over it.
         let copy = volume.incoming.lock().as_ref().map(|incoming| incoming.open_backend.device.clone());
         let Some(copy) = copy else { return volume.require_up().map(drop) };
         let export = volume.begin_arriving(copy, self.pool.clone());
-        self.network.offer(&volume.uri()?, export, volume.document().clients()).await
+        self.network.offer(&volume.uri()?, export, volume.clients()).await
     }
 
     /// Puts the layers of a volume over its bytes, which its host has let go. Nobody uses it.
@@ -303,6 +313,8 @@ impl Daemon {
 
     /// Somebody has decided that a volume which is held here for another host's guest may be used here.
     pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
+        // The QEMU that it has come for runs no more, or was never meant.
+        volume.free_of_machine().await?;
         let comes_with_layers = volume.document().incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty());
         if comes_with_layers {
             // Its guest went through layers at the other host, which know nothing of what is written here: it cannot come back.
@@ -314,7 +326,7 @@ impl Daemon {
 
     async fn open_export(&self, volume: &Volume) -> Result<()> {
         match volume.export() {
-            Some(export) => self.network.offer(&volume.uri()?, export, volume.document().clients()).await,
+            Some(export) => self.network.offer(&volume.uri()?, export, volume.clients()).await,
             None => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-pub use maps::{MappedFile, foreign_mappings, mapped_files};
+pub use maps::{MappedFile, Mapping, foreign_mappings, mapped_files};
 pub use tracking::Tracking;
 
 use self::pagemap::Pagemap;

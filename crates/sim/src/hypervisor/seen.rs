@@ -9,7 +9,10 @@ use ::daemon::machine_types::{
     CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
     MigrationPhase, MigrationStatus, QemuProcess, TargetCommand, TargetDomain, Version,
 };
-use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, MemoryFlow, OnStatus, Outlet, SocketOwner};
+use ::daemon::{
+    Convergence, Hypervisor, Hypervisors, Lane, MemoryFlow, MonitoredProcess, OnStarted, OnStatus, Outlet, ServedDisk,
+    SocketOwner, started_with,
+};
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use memory::{GuestMemory, Region, TargetMemory};
@@ -32,6 +35,13 @@ pub(super) struct Seen {
     pub(super) own: usize,
 }
 
+/// The number of a QEMU that runs on each host, and is another VM's.
+const BYSTANDER: u32 = u32::MAX;
+
+fn process_of(pid: u32) -> QemuProcess {
+    QemuProcess { pid, started: 0, boot: "sim".to_owned() }
+}
+
 fn gone() -> Error {
     Error::new(ErrorCode::QmpUnreachable, "nothing listens there")
 }
@@ -52,10 +62,10 @@ impl Hypervisors for Seen {
     fn launch<'a>(
         &'a self,
         _: &'a str,
-        _: &'a TargetCommand,
-        _: (&'a Path, Option<SocketOwner>),
+        command: &'a TargetCommand,
+        (_, _, started): (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>, Error>> {
-        Box::pin(async {
+        Box::pin(async move {
             let shared = &self.machine.shared;
             shared.world.sleep(shared.rng.up_to(Duration::from_millis(3))).await;
             let wrong = if self.machine.is_wrong() { shared.rng.below(3) } else { 3 };
@@ -74,11 +84,18 @@ impl Hypervisors for Seen {
                 let pid = state.last_pid;
                 let refuses = wrong == 1;
                 let (stage, flow) = (Stage::Waiting, MemoryFlow::Complete);
-                let instance = Instance { pid, stage, attempt: 0, inlets: None, refuses, flow, followed: 0 };
+                let monitor = command.monitor.clone();
+                let instance = Instance { pid, stage, monitor, attempt: 0, inlets: None, refuses, flow, followed: 0 };
                 state.instances[self.own] = Some(instance);
                 pid
             };
             shared.changed.notify_waiters();
+            if let Err(error) = started(process_of(pid)).await {
+                self.machine.kill((self.own, pid), "it is not noted");
+                return Err(error);
+            }
+            // Its monitor is there a while later.
+            shared.world.sleep(shared.rng.up_to(Duration::from_millis(3))).await;
             if wrong == 2 {
                 let (machine, who) = (self.machine.clone(), (self.own, pid));
                 let span = shared.rng.up_to(Duration::from_millis(60));
@@ -116,10 +133,15 @@ impl Hypervisors for Seen {
         Ok(SocketOwner { uid: 1, gid: 1 })
     }
 
-    fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
+    fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
+        let Monitor::Qmp(path) = monitor else { return Vec::new() };
         let state = self.machine.shared.state.lock();
-        let started = state.instances[self.own].as_ref().filter(|it| it.stage == Stage::Waiting);
-        started.map(|it| QemuProcess { pid: it.pid, started: 0, boot: "sim".to_owned() }).into_iter().collect()
+        let own = state.instances[self.own].as_ref().filter(|it| it.stage != Stage::Dead);
+        let own = own.map(|it| MonitoredProcess { process: process_of(it.pid), monitors: vec![it.monitor.clone()] });
+        // Others run beside it whose command lines have that path in them, too.
+        let beside = [format!("{path}.old"), format!("/mnt{path}")].map(PathBuf::from).to_vec();
+        let beside = MonitoredProcess { process: process_of(BYSTANDER), monitors: beside };
+        started_with(&own.into_iter().chain([beside]).collect::<Vec<_>>(), Path::new(path))
     }
 
     fn memory_places(&self, _: &Path, id: Uuid, regions: &[Region]) -> Result<Vec<PathBuf>, Error> {
@@ -144,6 +166,10 @@ impl Hypervisors for Seen {
 
     fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()> {
         Box::pin(async {
+            if process.pid == BYSTANDER {
+                let what = "the QEMU of another VM is ended, whose name is like this one's";
+                self.machine.shared.world.violate(Invariant::OneWriter, what);
+            }
             self.machine.kill((self.own, process.pid), "its daemon ends it");
             self.machine.shared.world.sleep(Duration::from_micros(200)).await;
         })
@@ -175,7 +201,7 @@ fn failed() -> Error {
 
 impl Hypervisor for One {
     fn process(&self) -> Option<QemuProcess> {
-        Some(QemuProcess { pid: self.who.1, started: 0, boot: "sim".to_owned() })
+        Some(process_of(self.who.1))
     }
 
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts, Error>> {

@@ -42,6 +42,12 @@ impl FoundMachine {
         Some(Self { pid, ..Self::of_words(&description.words, &folder) })
     }
 
+    /// The unix sockets of the QMP monitors that a QEMU was started with; relative paths count from `folder`.
+    #[must_use]
+    pub fn monitors_of(description: &MachineDescription, folder: &Path) -> Vec<PathBuf> {
+        Self::of_words(&description.words, folder).monitors
+    }
+
     /// The same by its words; relative paths count from `folder`.
     fn of_words(words: &[String], folder: &Path) -> Self {
         let items = parse(words);
