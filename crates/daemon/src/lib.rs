@@ -92,7 +92,7 @@ pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};
 pub use hypervisor::{
     Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, NoHypervisors,
-    OnStarted, OnStatus, Outlet, started_with,
+    OnStarted, OnStatus, Outlet, ServedDisk, started_with,
 };
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};

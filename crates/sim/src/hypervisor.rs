@@ -81,6 +81,8 @@ struct State {
     last_pid: u32,
     /// QEMUs do nothing wrong any more.
     is_calm: bool,
+    /// Another program has put a snapshot over a disk at this host, and nobody has seen it yet: the guest writes to it.
+    snapshot_at: Option<usize>,
 }
 
 struct Instance {
@@ -368,6 +370,19 @@ impl SimMachine {
             let _ = main.write_all(&[LOADED]).await;
             let _ = main.shutdown().await;
         }
+    }
+
+    /// Another program may take a snapshot of a disk, as image backups do, just before the guest is stopped.
+    fn may_take_snapshot(&self, host: usize) {
+        if self.is_wrong() && self.shared.rng.chance(0.3) {
+            self.shared.state.lock().snapshot_at = Some(host);
+            self.shared.world.fault("snapshot-taken", format_args!("a snapshot lies over a disk at host {host}"));
+        }
+    }
+
+    /// Whether there is one, which is committed back once it is seen.
+    fn sees_snapshot(&self, host: usize) -> bool {
+        self.shared.state.lock().snapshot_at.take_if(|at| *at == host).is_some()
     }
 
     fn is_wrong(&self) -> bool {

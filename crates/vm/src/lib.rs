@@ -25,6 +25,7 @@ mod plan;
 mod process;
 mod qmp;
 mod run;
+mod straight;
 
 pub use arrived::{ArrivedImage, ExportWait};
 pub use check::{Adoptability, DiskReport, inventory};
@@ -45,3 +46,4 @@ pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, 
 pub use run::{
     DiskState, RecoveryGoal, Surroundings, adopt, cover_of, disk_state, forget, name_image, recover, release,
 };
+pub use straight::GuestPath;

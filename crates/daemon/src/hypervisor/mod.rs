@@ -17,6 +17,7 @@ mod monitors;
 mod outside;
 mod qemu;
 mod started;
+mod straight;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub use monitors::Monitors;
 pub(crate) use outside::of_memory;
 pub(crate) use qemu::Qemus;
 pub use started::{MonitoredProcess, started_with};
+pub use straight::ServedDisk;
 
 /// When the guest of a machine is stopped.
 #[derive(Clone, Copy, Debug)]
@@ -249,6 +251,12 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// It does not answer.
     fn own_disks(&self) -> BoxFuture<'_, Result<Vec<vm::DiskReport>>>;
+
+    /// Fails if the guest's writes do not come straight to one of these disks, which the machine reaches through this daemon.
+    ///
+    /// # Errors
+    /// What lies over it, or that it is elsewhere; it does not answer.
+    fn require_straight<'a>(&'a self, disks: &'a [ServedDisk]) -> BoxFuture<'a, Result<()>>;
 
     /// Waits until it has ended.
     fn ended(&self) -> BoxFuture<'_, ()>;

@@ -21,7 +21,7 @@ use vm::{CommandLine, QemuProcess, Qmp, Sources, Virsh};
 use super::libvirt::{self, Domain};
 use super::{
     Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, OnStarted, OnStatus,
-    Outlet, launch, outside, started_with,
+    Outlet, ServedDisk, launch, outside, started_with, straight,
 };
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
@@ -234,6 +234,10 @@ impl Hypervisor for Qemu {
             reports.retain(|report| !matches!(report.verdict, vm::Adoptability::Adopted));
             Ok(reports)
         })
+    }
+
+    fn require_straight<'a>(&'a self, disks: &'a [ServedDisk]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(straight::require_straight(&self.qmp, disks))
     }
 
     fn ended(&self) -> BoxFuture<'_, ()> {

@@ -279,6 +279,7 @@ impl MachineMove {
             if let Some(precopy) = &mut parallel {
                 precopy.verify_clean().map_err(|error| of_memory(&error))?;
             }
+            self.require_straight(daemon).await?;
             // Whoever has died there since is missed by nobody yet. The disks are held meanwhile.
             self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id }).await
         };

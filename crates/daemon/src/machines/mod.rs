@@ -42,6 +42,7 @@
 //! | `release` | disks that have come are given back to their QEMU |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
+//! | `straight` | that nothing lies between a guest and its disks |
 //! | `unadopted` | disks that a move would have to adopt |
 
 mod arriving_caches;
@@ -69,6 +70,7 @@ mod postcopy;
 mod release;
 mod restart;
 mod shared;
+mod straight;
 mod tending;
 mod unadopted;
 

@@ -22,6 +22,7 @@ use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
 use super::parallel::MemoryChoice;
 use super::shared::Handling;
+use super::straight::require_straight;
 use super::unadopted::refuse_probed;
 use super::{Machine, budget, is_moved, postcopy};
 use crate::audit::{Peer, unix_ms};
@@ -105,6 +106,8 @@ impl Daemon {
         };
         plan.refusals.extend(self.refuse_disks(&disks).err());
         plan.refusals.extend(refuse_probed(name, &*hypervisor).await?);
+        let served = disks.iter().filter_map(|disk| self.volume(disk.volume.as_ref()?).ok()).collect::<Vec<_>>();
+        plan.refusals.extend(require_straight(&*hypervisor, &served).await.err());
         plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
         plan.refusals.extend(refuse_options(&document, &request).err());
         plan.refusals.extend(self.check_hook().err());
@@ -270,6 +273,7 @@ impl Daemon {
             let message = format!("{} has no disk that could say which host it is at", machine.name);
             return Err(Error::new(ErrorCode::VmRefused, message).with_hint("give it one disk at least"));
         }
+        require_straight(&*hypervisor, &volumes).await?;
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arriving = self.arriving(&disks, &handled, request)?;

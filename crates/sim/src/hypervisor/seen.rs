@@ -271,6 +271,17 @@ impl Hypervisor for One {
         Box::pin(async { self.alive().map(|()| Vec::new()) })
     }
 
+    fn require_straight<'a>(&'a self, _: &'a [ServedDisk]) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            if self.machine.sees_snapshot(self.who.0) {
+                return Err(Error::new(ErrorCode::WrongState, "a snapshot lies over a disk"));
+            }
+            Ok(())
+        })
+    }
+
     fn ended(&self) -> BoxFuture<'_, ()> {
         Box::pin(async { _ = self.machine.until(self.who, |stage| stage == Stage::Dead).await })
     }
@@ -321,6 +332,9 @@ impl Hypervisor for One {
         Box::pin(async move {
             noted(&status(MigrationPhase::Active));
             let stage = self.machine.until(self.who, |stage| stage != Stage::Sending).await;
+            if stage == Stage::Stopped {
+                self.machine.may_take_snapshot(self.who.0);
+            }
             stopped();
             if stage == Stage::Stopped { Ok(()) } else { Err(failed()) }
         })
@@ -437,6 +451,10 @@ impl Hypervisor for One {
                     self.machine.shared.world.violate(Invariant::StableRead, what);
                 }
                 _ => return Err(failed()),
+            }
+            if let Some(host) = self.machine.shared.state.lock().snapshot_at {
+                let what = format!("what the guest has written stays in a snapshot at host {host}");
+                self.machine.shared.world.violate(Invariant::AckedWrite, what);
             }
             self.machine.compare_memories();
             self.machine.shared.world.occur(Occurrence::Told("machine runs there"));

@@ -200,6 +200,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Fault("qemu-dies"),
             Fault("qemu-refuses"),
             Fault("qemu-does-not-start"),
+            Fault("snapshot-taken"),
         ],
     ),
     requirement("machine-await", &[SWITCHED, Told("machine moved"), Fault("crash"), Fault("neighbour-crash")]),

@@ -26,7 +26,7 @@ use vm::{
     Sources, Surroundings, Virsh,
 };
 
-use super::{Convergence, Hypervisor, Monitors, OnStatus, Outlet};
+use super::{Convergence, Hypervisor, Monitors, OnStatus, Outlet, ServedDisk, straight};
 use crate::problem::{Result, of_vm};
 use instance::Instance;
 pub(crate) use monitor::{connect_to_domain, domain_xml};
@@ -286,6 +286,10 @@ impl Hypervisor for Domain {
             }
             Ok(reports)
         })
+    }
+
+    fn require_straight<'a>(&'a self, disks: &'a [ServedDisk]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { straight::require_straight(&self.qmp().await?, disks).await })
     }
 
     fn ended(&self) -> BoxFuture<'_, ()> {
