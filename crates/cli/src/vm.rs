@@ -117,6 +117,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         postcopy: how.postcopy,
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,
+        no_persist: how.no_persist,
         keep_volumes: false,
         caches: CacheTransferRequest {
             transfer: how.cache_transfer.map_or_else(CacheTransfer::default, Into::into),

@@ -249,6 +249,10 @@ pub struct VmMoveRequest {
     /// Delete the disks at the source once the move is committed, instead of renaming them `*.moved-EPOCH`.
     #[serde(default)]
     pub delete_source: bool,
+    /// Nothing starts the machine at the source again: whoever asks has seen to that. Asked for where a block device that both hosts reach
+    /// keeps its name, and no `vm-hook` is configured.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_persist: bool,
     /// How the caches of shared disks go with it.
     #[serde(default)]
     pub caches: CacheTransferRequest,

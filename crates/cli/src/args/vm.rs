@@ -142,6 +142,9 @@ pub(crate) struct HowArgs {
     /// [default: shared if the other host reaches it where it is, copied otherwise]
     #[arg(long = "disk", value_name = "NODE=shared|copied", value_parser = disk_choice)]
     pub(crate) disks: Vec<VmDiskChoice>,
+    /// Nothing starts the VM at this host again; needed where a block device that both hosts reach keeps its name, and no `vm-hook` sees to it
+    #[arg(long)]
+    pub(crate) no_persist: bool,
     /// All disks together, and then the memory, may take so much: 200MiB/s, 1Gbit/s
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,

@@ -317,13 +317,17 @@ fn a_block_device_that_both_hosts_reach_is_handed_over_there_and_back() {
     place.json(Side::A, &["adopt", "--qmp", &qmp, "--node", "disk0", "--name", volume]);
     let to = format!("file:{},cache=page", device.path.display());
     place.json(Side::A, &["move", volume, "--to", &to, "--overwrite", "--no-persist"]);
-    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b"]);
+    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b", "--no-persist"]);
     assert_eq!(plan["disks"][0]["handling"], "shared", "{plan}\n{}", place.logs());
+    // The device keeps its name: whatever starts the VM at its host again would start a second guest on it.
+    let refused =
+        place.hosts.daemon(Side::A).json(&["vm", "move", "web1", "--to", "b"]).expect_err("nobody says who starts it");
+    assert!(format!("{refused:#}").contains("--no-persist"), "{refused:#}");
     for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
         // As a look at its partitions does, or an earlier stay of the VM.
         device.read_all(to);
         place.verify();
-        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name(), "--no-persist"]);
         assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
         assert_eq!(moved["disks"][0]["report"]["bytes_copied"], 0, "{moved}");
         let folder = place.folder_of(to);

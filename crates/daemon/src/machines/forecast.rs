@@ -228,7 +228,7 @@ pub(super) fn emulation_note(facts: &MachineFacts) -> Option<String> {
 
 /// What of a request changes nothing of what a move takes.
 fn of_no_weight(request: &VmMoveRequest) -> VmMoveRequest {
-    VmMoveRequest { delete_source: false, deadline_ms: None, ..request.clone() }
+    VmMoveRequest { delete_source: false, no_persist: false, deadline_ms: None, ..request.clone() }
 }
 
 impl Daemon {

@@ -35,6 +35,7 @@
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `carrying`, `memory` | the connections of a machine's migration, made and carried between the hosts |
 //! | `memory_rates` | what those may take of the network beside others |
+//! | `next_start` | who starts a machine whose disks stay where they are |
 //! | `own_disks` | whose the disks of a machine are that has come |
 //! | `own_folder` | where a machine's sockets are |
 //! | `parallel` | the parallel memory engine in a move |
@@ -62,6 +63,7 @@ mod host_stores;
 mod incoming;
 mod memory;
 mod memory_rates;
+mod next_start;
 mod outgoing;
 mod own_disks;
 mod own_folder;

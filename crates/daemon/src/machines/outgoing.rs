@@ -105,6 +105,7 @@ impl Daemon {
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&disks).err());
+        plan.refusals.extend(self.require_next_start(&document, &request, (&disks, &handled)).err());
         plan.refusals.extend(refuse_probed(name, &*hypervisor).await?);
         let served = disks.iter().filter_map(|disk| self.volume(disk.volume.as_ref()?).ok()).collect::<Vec<_>>();
         plan.refusals.extend(require_straight(&*hypervisor, &served).await.err());
@@ -259,10 +260,13 @@ impl Daemon {
         self.refuse_surrogate(&[], &[], request)?;
         let host = HostName::new(&request.to)?;
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
+        let disks = self.disks_of(&document, &*hypervisor).await?;
+        Box::pin(self.require_next_start_early(&document, (&host, request), &disks)).await?;
         Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
         let disks = self.disks_of(&document, &*hypervisor).await?;
         self.refuse_disks(&disks)?;
         let handled = self.handle_disks(&host, &disks, request).await?;
+        self.require_next_start(&document, request, (&disks, &handled))?;
         self.refuse_surrogate(&disks, &handled, request)?;
         let mut volumes: Vec<_> = disks
             .iter()
