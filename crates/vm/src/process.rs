@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -60,6 +60,24 @@ impl QemuProcess {
             }
         }
         false
+    }
+
+    /// Kills it, and no other one that has its number by now. Done if it has ended.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn kill(&self) -> io::Result<()> {
+        let Some(pid) = Pid::from_raw(self.pid.cast_signed()) else { return Ok(()) };
+        // Of one that has ended there is no handle.
+        let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
+        // The handle is taken first: what is read of that number then is of the process behind it.
+        if !self.lives() {
+            return Ok(());
+        }
+        match pidfd_send_signal(&handle, Signal::KILL) {
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            sent => sent.map_err(io::Error::from),
+        }
     }
 
     /// Whether it still runs.
@@ -169,7 +187,9 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it runs");
         let known = QemuProcess::of(child.id()).expect("it lives");
         assert!(known.lives() && !looks_alive(child.id()));
-        child.kill().expect("killed");
+        QemuProcess { started: known.started + 1, ..known.clone() }.kill().expect("it is another process");
+        assert!(known.lives(), "a process with another start was meant");
+        known.kill().expect("killed");
         // Nobody has waited for it yet: its number is still its own.
         let mut looks = (0..500).map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -178,6 +198,7 @@ mod tests {
         assert!(looks.any(|lives| !lives));
         child.wait().expect("ended");
         assert!(!known.lives());
+        known.kill().expect("it has ended");
     }
 
     #[test]

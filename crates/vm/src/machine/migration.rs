@@ -25,12 +25,16 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::status::{MigrationPhase, MigrationStatus};
 use crate::error::{Error, ErrorKind, Result};
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, Version};
 
 /// How often QEMU is asked beside its events: the numbers change without an event.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a guest may take to run again, and a cancelled migration to end. Both wait for requests in flight.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// How long a completed migration may take until QEMU's run state says so.
+const POSTMIGRATE_LIMIT: Duration = Duration::from_secs(5);
+/// Since this version QEMU carries a guest that sleeps. An older one wakes it.
+const CARRIES_SUSPENDED: u64 = 9;
 /// How long a cancelled migration is left alone before it is taken for one that waits in vain.
 const CANCEL_QUIET: Duration = Duration::from_secs(1);
 /// Bytes of a unix socket's path, without the zero that ends it.
@@ -302,8 +306,67 @@ pub async fn is_loaded(qmp: &Qmp) -> Result<bool> {
     Ok(has_devices && run_state(qmp).await? != "inmigrate")
 }
 
+/// Whether a run state is that of a guest which QEMU has stopped for a migration.
+#[must_use]
+pub fn is_stopped_for_switch(state: &str) -> bool {
+    matches!(state, "finish-migrate" | "postmigrate")
+}
+
+/// Refuses a guest in a state that this QEMU cannot give to another one.
+///
+/// # Errors
+/// `Refused`, with what helps.
+pub fn refuse_state(state: &str, version: Version) -> Result<()> {
+    if state == "suspended" && version.major < CARRIES_SUSPENDED {
+        let context = format!(
+            "the guest sleeps (S3), and QEMU {version} cannot carry that to another host: wake it first (`system_wakeup`)"
+        );
+        return Err(Error::refused(context));
+    }
+    Ok(())
+}
+
+/// Makes sure that a source whose migration is completed is as that has left it.
+///
+/// # Errors
+/// `Refused` if somebody has let its guest run, or has stopped it by another command since; `TimedOut`; what QMP says.
+pub async fn verify_stopped(qmp: &Qmp) -> Result<()> {
+    let begun = qmp.env().now();
+    loop {
+        let state = run_state(qmp).await?;
+        match state.as_str() {
+            "postmigrate" => return Ok(()),
+            // The migration says that it is completed a moment before the guest's state does.
+            "finish-migrate" if qmp.env().now().since(begun) < POSTMIGRATE_LIMIT => qmp.env().sleep(LOOK / 20).await,
+            "finish-migrate" => {
+                return Err(Error::new(ErrorKind::TimedOut, "QEMU does not come to the end of its migration"));
+            }
+            _ => {
+                let context =
+                    format!("the guest is {state}: another client of its monitor has let it run at the source");
+                return Err(Error::refused(context));
+            }
+        }
+    }
+}
+
+/// Has QEMU end.
+///
+/// # Errors
+/// What QMP says.
+pub async fn quit(qmp: &Qmp) -> Result<()> {
+    match qmp.execute("quit", json!({})).await {
+        // It may end before it answers.
+        Err(error) if error.kind() == ErrorKind::Disconnected => Ok(()),
+        answered => answered.map(drop),
+    }
+}
+
 /// QEMU's run state, such as `running` or `postmigrate`.
-pub(super) async fn run_state(qmp: &Qmp) -> Result<String> {
+///
+/// # Errors
+/// What QMP says.
+pub async fn run_state(qmp: &Qmp) -> Result<String> {
     let said = qmp.execute("query-status", json!({})).await?;
     Ok(said["status"].as_str().unwrap_or_default().to_owned())
 }
@@ -312,14 +375,14 @@ async fn run_guest(qmp: &Qmp, side: &str) -> Result<()> {
     let begun = qmp.env().now();
     loop {
         let state = run_state(qmp).await?;
-        if state == "running" {
+        if is_live(&state) {
             return Ok(());
         }
         // QEMU itself starts the guest at the end of a cancelled migration, and takes no `cont` before.
         let is_settling = state == "finish-migrate" || status(qmp).await?.phase == MigrationPhase::Cancelling;
         if !is_settling {
             qmp.execute("cont", json!({})).await?;
-            if run_state(qmp).await? == "running" {
+            if is_live(&run_state(qmp).await?) {
                 return Ok(());
             }
         }
@@ -329,6 +392,11 @@ async fn run_guest(qmp: &Qmp, side: &str) -> Result<()> {
         }
         qmp.env().sleep(LOOK).await;
     }
+}
+
+/// One that sleeps goes on when it is woken.
+fn is_live(state: &str) -> bool {
+    matches!(state, "running" | "suspended")
 }
 
 struct Wanted {

@@ -35,9 +35,9 @@ pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
 pub use memory::{MemoryUse, memory_use};
 pub use migration::{
-    MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing,
-    recover_incoming, recover_outgoing, resume, start_guest, start_postcopy, status, steer, stop_guest, switch_over,
-    wait_for,
+    MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, is_stopped_for_switch, prepare_incoming,
+    prepare_outgoing, quit, recover_incoming, recover_outgoing, refuse_state, resume, run_state, start_guest,
+    start_postcopy, status, steer, stop_guest, switch_over, verify_stopped, wait_for,
 };
 pub use networks::NetworkBackend;
 pub use shared_memory::{SharedMemory, direct_nodes, preload_socket, shared_memory};

@@ -31,6 +31,11 @@ pub(super) struct Opened {
 pub(super) async fn open(path: &Path, env: &EnvRef) -> Result<Opened> {
     let shown = path.display();
     let stream = UnixStream::connect(path).await.map_err(|error| {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            // QEMU listens, and more clients wait than it lets wait.
+            let context = format!("monitor {shown}: it is taken, and others wait for it");
+            return Error::new(ErrorKind::MonitorBusy, context).with_source(error);
+        }
         let hint = match error.kind() {
             std::io::ErrorKind::ConnectionRefused => "nobody listens on it any more: QEMU is dead",
             std::io::ErrorKind::NotFound => "there is no such socket",
@@ -158,5 +163,33 @@ pub(super) async fn serve(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use env::RealEnv;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+    #[tokio::test]
+    async fn a_monitor_whose_queue_is_full_is_busy_and_not_dead() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("qmp");
+        let env: EnvRef = Arc::new(RealEnv::new());
+        let monitor = socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+        bind(&monitor, &SocketAddrUnix::new(&path).expect("a short path")).expect("bound");
+        listen(&monitor, 0).expect("it listens");
+        // Nobody accepts, as while QEMU has a client.
+        let mut waiting = Vec::new();
+        while let Ok(client) = UnixStream::connect(&path).await {
+            waiting.push(client);
+            assert!(waiting.len() < 100, "the queue has no end");
+        }
+        let error = open(&path, &env).await.map(drop).expect_err("there is no place");
+        assert_eq!(error.kind(), ErrorKind::MonitorBusy, "{error}");
+        drop((waiting, monitor));
+        let error = open(&path, &env).await.map(drop).expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::NoMonitor, "{error}");
     }
 }
