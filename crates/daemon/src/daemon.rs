@@ -388,6 +388,7 @@ impl Daemon {
             adoption: new.adoption,
             job: None,
             incoming: None,
+            came_with: None,
             id: None,
             layers: Vec::new(),
             sector: Some(open_backend.device.geometry().request_alignment),

@@ -129,6 +129,9 @@ pub struct VolumeDocument {
     #[serde(default)]
     #[serde(rename = "arrival")]
     pub incoming: Option<IncomingDocument>,
+    /// The machine that it came with, once it is held here: what it says of that goes when its host lets it go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came_with: Option<String>,
     /// The layers over the backend, the lowest first. While one of them may hold bytes the backend alone is not the volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,

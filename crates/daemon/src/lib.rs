@@ -94,7 +94,7 @@ pub use hypervisor::{
     Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, NoHypervisors,
     OnStarted, OnStatus, Outlet, ServedDisk, started_with,
 };
-pub use jobs::{GroupRecord, GroupState};
+pub use jobs::{CommitRecord, GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub use open_backend::{BackendOpenOptions, CopyEnd, MovedRule, OpenBackend, QemuRule, TimesOfImage};

@@ -93,6 +93,8 @@ codes! {
     QmpRefused = "qmp-refused", 27;
     /// A whole VM cannot be moved, or not to that host.
     VmRefused = "vm-refused", 28;
+    /// The QEMU of a VM ended at the other host after the commit, before its guest ran there; the disks are there.
+    VmLost = "vm-lost", 29;
     /// The configuration file is wrong.
     ConfigInvalid = "config-invalid", 30;
     /// Another daemon uses the state directory.

@@ -148,7 +148,8 @@ pub trait Hypervisors: Send + Sync {
     /// Whether `process` still runs.
     fn lives(&self, process: &QemuProcess) -> bool;
 
-    /// Ends `process`, whatever it does, and waits until it has ended.
+    /// Kills `process`, whatever it does, and waits until it has ended, for some seconds. Only `machines::authority` calls it, which
+    /// asks for the proof that nobody needs its guest.
     fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()>;
 
     /// Removes what a machine that did not come has left in `folder`.
@@ -324,6 +325,35 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// It has lost none.
     fn recover_outgoing<'a>(&'a self, _path: &'a Path) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
+        Box::pin(async { none() })
+    }
+
+    /// What the guest did when it was stopped for the switch, in QEMU's words; nothing if it was not stopped, or that cannot be told.
+    fn state_at_switch(&self) -> Option<String> {
+        None
+    }
+
+    /// What the guest does, in QEMU's words.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn run_state(&self) -> BoxFuture<'_, Result<String>> {
+        Box::pin(async { Ok(self.facts().await?.run_state) })
+    }
+
+    /// Makes sure that the guest is as the migration has left it: nobody has let it run since [`complete`](Self::complete).
+    ///
+    /// # Errors
+    /// Somebody has, or it does not answer.
+    fn verify_stopped(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Asks it to end. It may take a while, or refuse.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn quit(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async { none() })
     }
 

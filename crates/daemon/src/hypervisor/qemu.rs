@@ -1,12 +1,13 @@
 //! QEMU as a hypervisor: over its monitor, its migration through unix sockets.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
 use env::EnvRef;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select};
 use memory::{GuestMemory, Region, TargetMemory};
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
@@ -61,7 +62,7 @@ impl Hypervisors for Qemus {
                 }
             };
             let qmp = self.monitors.connect(Path::new(path), &self.env).await.map_err(|error| of_vm(&error))?;
-            Ok(Arc::new(Qemu { qmp }) as _)
+            Ok(Arc::new(Qemu::new(qmp)) as _)
         })
     }
 
@@ -75,7 +76,7 @@ impl Hypervisors for Qemus {
             launch::make_folder(folder, owner)?;
             let place = (folder, owner, started);
             let qmp = launch::launch(name, command, place, (&self.monitors, &self.env)).await?;
-            Ok(Arc::new(Qemu { qmp }) as _)
+            Ok(Arc::new(Qemu::new(qmp)) as _)
         })
     }
 
@@ -147,9 +148,8 @@ impl Hypervisors for Qemus {
         Box::pin(async move {
             let began = self.env.now();
             while process.lives() && self.env.now().since(began) < END_LIMIT {
-                if let Some(pid) = rustix::process::Pid::from_raw(process.pid.cast_signed()) {
-                    // It may have ended just now.
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                if let Err(error) = process.kill() {
+                    tracing::warn!(pid = process.pid, %error, "a QEMU could not be killed");
                 }
                 self.env.sleep(LOOK).await;
             }
@@ -199,6 +199,8 @@ impl Libvirt for Qemus {
 /// One QEMU.
 struct Qemu {
     qmp: Qmp,
+    /// What its guest did when it was stopped for the switch.
+    at_switch: parking_lot::Mutex<Option<String>>,
 }
 
 impl Hypervisor for Qemu {
@@ -264,6 +266,9 @@ impl Hypervisor for Qemu {
     ) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
         Box::pin(async move {
             machine::prepare_outgoing(&self.qmp, options).await.map_err(|error| of_vm(&error))?;
+            // Once it migrates, a QEMU without memory to send stops its guest at once.
+            *self.at_switch.lock() = None;
+            self.note_run_state().await?;
             let owner = self.qmp.process_id().and_then(owner_of);
             let outlet = Socket::open(path, owner)?;
             machine::begin_outgoing(&self.qmp, path).await.map_err(|error| of_vm(&error))?;
@@ -283,11 +288,15 @@ impl Hypervisor for Qemu {
         noted: OnStatus<'a>,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
+            self.note_run_state().await?;
             if convergence.without_memory && convergence.stops_guest {
                 stopped();
                 machine::stop_guest(&self.qmp).await.map_err(|error| of_vm(&error))?;
             } else if convergence.stops_guest || convergence.postcopy {
                 let left = self.after_a_pass(convergence, noted).await?;
+                if matches!(left, AfterPass::Little) {
+                    self.note_run_state().await?;
+                }
                 stopped();
                 let switch = match left {
                     AfterPass::Little => machine::stop_guest(&self.qmp).await,
@@ -295,8 +304,23 @@ impl Hypervisor for Qemu {
                     AfterPass::Stopped => Ok(()),
                 };
                 switch.map_err(|error| of_vm(&error))?;
+                let reached = self.until(MigrationPhase::PreSwitchover, noted, None).await;
+                stopped();
+                return reached;
             }
-            let reached = self.until(MigrationPhase::PreSwitchover, noted, None).await;
+            let watched = async {
+                loop {
+                    self.qmp.env().sleep(CONVERGE_LOOK).await;
+                    if let Err(error) = self.note_run_state().await {
+                        return error;
+                    }
+                }
+            };
+            let reached = pin!(self.until(MigrationPhase::PreSwitchover, noted, None));
+            let reached = match select(reached, pin!(watched)).await {
+                Either::Left((reached, _)) => reached,
+                Either::Right((error, _)) => Err(error),
+            };
             stopped();
             reached
         })
@@ -359,6 +383,22 @@ impl Hypervisor for Qemu {
         })
     }
 
+    fn state_at_switch(&self) -> Option<String> {
+        self.at_switch.lock().clone()
+    }
+
+    fn run_state(&self) -> BoxFuture<'_, Result<String>> {
+        Box::pin(async { machine::run_state(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn verify_stopped(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { machine::verify_stopped(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn quit(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { machine::quit(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
     fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let cancelled = machine::cancel(&self.qmp).await;
@@ -399,12 +439,28 @@ impl Hypervisor for Qemu {
 }
 
 impl Qemu {
+    fn new(qmp: Qmp) -> Self {
+        Self { qmp, at_switch: parking_lot::Mutex::default() }
+    }
+
+    /// Notes what the guest does, as long as it is not stopped for the switch. What QEMU cannot carry to another one ends the migration.
+    async fn note_run_state(&self) -> Result<()> {
+        let state = machine::run_state(&self.qmp).await.map_err(|error| of_vm(&error))?;
+        if machine::is_stopped_for_switch(&state) {
+            return Ok(());
+        }
+        machine::refuse_state(&state, self.qmp.version()).map_err(|error| of_vm(&error))?;
+        *self.at_switch.lock() = Some(state);
+        Ok(())
+    }
+
     /// Waits until what is left of the memory takes no longer than the limit; in post-copy for one pass, however much is left then.
     async fn after_a_pass(&self, convergence: Convergence, noted: OnStatus<'_>) -> Result<AfterPass> {
         let mut passes = 1;
         loop {
             let status = machine::status(&self.qmp).await.map_err(|error| of_vm(&error))?;
             noted(&status);
+            self.note_run_state().await?;
             if !matches!(status.phase, MigrationPhase::None | MigrationPhase::Setup | MigrationPhase::Active) {
                 return Ok(AfterPass::Stopped);
             }

@@ -36,8 +36,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
 pub(crate) use forecast::Planned;
+pub use group::CommitRecord;
 pub use group::record::{GroupRecord, GroupState};
-pub(crate) use group::{Group, MachineMember, commit_with_group, machine_member, record_of, undecided_record_of};
+pub(crate) use group::{
+    Committed, Group, MachineMember, NotCommitted, Outcome, commit_with_group, machine_member, record_of,
+    undecided_record_of,
+};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{refuse_reserve_above, show};

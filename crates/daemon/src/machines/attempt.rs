@@ -1,5 +1,7 @@
 //! One move of a machine to another host: the order of things, and what is done when one of them fails.
 
+mod conclusion;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,18 +21,18 @@ use super::Machine;
 use super::carrying::Lost;
 use super::channel::{Answer, Ask};
 use super::departing_caches::DepartingCache;
-use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_there};
+use super::document::OutgoingMachine;
+use super::ending::{millis, no_answer};
 use super::hooks::{HookInput, HookPhase};
 use super::memory_rates::{self, MemoryRates};
 use super::outgoing::{Departure, call};
 use super::parallel;
-use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
 use crate::hypervisor::{Convergence, Outlet, of_memory};
-use crate::jobs::{JobHandle, MachineMember, machine_member};
+use crate::jobs::{Committed, JobHandle, MachineMember, Outcome, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
 
@@ -42,10 +44,6 @@ pub(super) const HOLD_LIMIT: Duration = Duration::from_secs(10);
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 /// How long the target's QEMU may take to start.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
-const FIRST_TELL_LIMIT: Duration = Duration::from_secs(2);
-/// How often it is asked again whether the move counts.
-const DOUBT_REST: Duration = Duration::from_millis(100);
 /// QEMU's own limit of the bandwidth is none of ours.
 const UNLIMITED_BYTES: u64 = 1 << 40;
 /// How many connections carry the memory if nothing is said, one a processor.
@@ -67,6 +65,8 @@ pub(crate) struct MachineMove {
     host: HostName,
     pub(super) departure: Departure,
     pub(super) request: VmMoveRequest,
+    /// What is on record of it.
+    outgoing: OutgoingMachine,
     record: Uuid,
     pub(super) disks: Vec<MovingDisk>,
     /// The caches of those that stay where they are.
@@ -109,7 +109,7 @@ impl MachineMove {
         daemon: &Daemon,
         machine: &Machine,
         request: &VmMoveRequest,
-        (departure, channel): (Departure, BoxTransport),
+        (departure, channel, outgoing): (Departure, BoxTransport, OutgoingMachine),
         (record, disks, caches): (Uuid, Vec<MovingDisk>, Vec<DepartingCache>),
     ) -> Arc<Self> {
         let state = State {
@@ -128,6 +128,7 @@ impl MachineMove {
             name: machine.name.clone(),
             host: departure.host.clone(),
             departure,
+            outgoing,
             request: request.clone(),
             record,
             disks,
@@ -230,17 +231,22 @@ impl MachineMove {
 
     /// Does it, to its end.
     pub(super) async fn run(self: Arc<Self>, daemon: Arc<Daemon>, machine: Arc<Machine>) {
-        let member = daemon.machine_in_group(self.record, &self.name);
-        let outcome = match &member {
-            Some(member) => Box::pin(self.reach_commit(&daemon, member)).await,
-            None => Err(Error::new(ErrorCode::MoveFailed, "the moves of the disks are over")),
+        let Some(member) = daemon.machine_in_group(self.record, &self.name) else {
+            // It was made just before, and is of this machine until that leaves it.
+            tracing::error!(vm = self.name, group = %self.record, "the group of a VM's move is missing");
+            self.over.send_replace(true);
+            return;
+        };
+        let outcome = match Box::pin(self.reach_commit(&daemon, &member)).await {
+            Ok(proof) => Ok(proof),
+            Err(error) => match self.settle(&daemon, &machine, &member).await {
+                Outcome::Committed(proof) => Ok(proof),
+                Outcome::NotCommitted(proof) => Err((error, proof)),
+            },
         };
         match outcome {
-            Ok(()) => Box::pin(self.finish(&daemon, &machine)).await,
-            Err(error) => {
-                member.into_iter().for_each(|member| member.leave());
-                Box::pin(self.undo(&daemon, &machine, error)).await;
-            }
+            Ok(proof) => Box::pin(self.finish(&daemon, &machine, &proof)).await,
+            Err((error, proof)) => Box::pin(self.undo(&daemon, &machine, error, &proof)).await,
         }
         daemon.leave_group_as(self.record, &machine_member(&self.name));
         self.over.send_replace(true);
@@ -251,8 +257,8 @@ impl MachineMove {
         self.state.lock().phase = phase;
     }
 
-    /// Everything up to the commit, which counts when this ends well and does not when it does not.
-    async fn reach_commit(self: &Arc<Self>, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
+    /// Everything up to the commit, which counts when this ends well. If it does not, the record says whether it counts.
+    async fn reach_commit(self: &Arc<Self>, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<Committed> {
         let disks = Box::pin(self.unless_stopped(daemon, self.disks_and_qemu(daemon, member)));
         let target = disks.await?;
         self.begin_caches(daemon);
@@ -281,7 +287,13 @@ impl MachineMove {
             }
             self.require_straight(daemon).await?;
             // Whoever has died there since is missed by nobody yet. The disks are held meanwhile.
-            self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id }).await
+            let runs = Some(self.ran());
+            self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id, runs }).await?;
+            if self.request.postcopy {
+                return Ok(());
+            }
+            // The disks are held: what its guest would be answered from here on is lost with this QEMU.
+            self.departure.hypervisor.verify_stopped().await
         };
         let switched = async {
             let lost = select(Box::pin(carrying), Box::pin(self.silent(daemon)));
@@ -293,9 +305,9 @@ impl MachineMove {
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
-        self.commit(daemon, member).await?;
+        let proof = self.commit(member).await?;
         self.may_close.send_replace(true);
-        Ok(())
+        Ok(proof)
     }
 
     /// Has the source's QEMU begin, and the socket through which both are joined.
@@ -333,19 +345,45 @@ impl MachineMove {
     pub(super) async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
         let convergence = Convergence {
             downtime_limit: self.downtime_limit(),
-            stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
+            // Also one that does not run: somebody may let it run meanwhile.
+            stops_guest: self.channels(daemon) == 0,
             postcopy: self.departure.arrival.runs && self.request.postcopy,
             without_memory: self.is_parallel(),
         };
         let stopped = || {
             self.rates.lift();
-            let mut state = self.state.lock();
-            if state.stopped.is_none() {
-                state.stopped = Some(daemon.env.now());
+            let is_first = {
+                let mut state = self.state.lock();
+                let is_first = state.stopped.is_none();
+                state.stopped.get_or_insert(daemon.env.now());
+                is_first
+            };
+            if is_first {
+                self.note_stopped(daemon);
                 daemon.tell_hook_beside(HookPhase::Switchover, self.told(daemon));
             }
         };
         self.departure.hypervisor.converge(convergence, &stopped, &|status| self.note_memory(status)).await
+    }
+
+    /// Has it on record that the guest is stopped for the switch, and what it did before.
+    fn note_stopped(&self, daemon: &Daemon) {
+        let ran = self.ran();
+        let stored = daemon.machine(&self.name).and_then(|machine| {
+            daemon.update_machine(&machine, |document| {
+                document.outgoing.iter_mut().for_each(|outgoing| (outgoing.ran, outgoing.stopped) = (ran, Some(true)));
+            })
+        });
+        if let Err(error) = stored {
+            // The state of its QEMU says it, too, as long as that lives.
+            tracing::warn!(vm = self.name, %error, "that a guest is stopped for the switch could not be stored");
+        }
+    }
+
+    /// Whether the guest ran when it was stopped for the switch; before that, when the move was asked for.
+    fn ran(&self) -> bool {
+        let at_switch = self.departure.hypervisor.state_at_switch();
+        at_switch.map_or(self.departure.arrival.runs, |state| runs_in(&state))
     }
 
     fn told(&self, daemon: &Daemon) -> HookInput {
@@ -404,7 +442,7 @@ impl MachineMove {
             let mut state = self.state.lock();
             state.memory_span = state.sending.map(|began| daemon.env.now().since(began));
         }
-        self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
+        self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id, runs: None }).await
     }
 
     /// Has the layers of the disks say in their files what they hold: another host knows nothing of what this one remembers.
@@ -427,37 +465,14 @@ impl MachineMove {
         }
     }
 
-    /// The one store of all. Awaited to its end, whatever happens: afterwards it is known whether it counts.
-    async fn commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
-        let Err(mut error) = member.commit().await else {
-            self.is_committed.store(true, Ordering::Release);
-            return Ok(());
-        };
-        loop {
-            match member.take_back().await {
-                Ok(true) => {
-                    self.is_committed.store(true, Ordering::Release);
-                    return Ok(());
-                }
-                Ok(false) => {
-                    return Err(Error::new(
-                        ErrorCode::MoveFailed,
-                        format!("the commit was taken back: {}", error.chain()),
-                    )
-                    .with_hint("remove the cause and move it again"));
-                }
-                // Nobody runs while that is not known.
-                Err(doubt) => {
-                    tracing::error!(
-                        vm = self.name,
-                        error = doubt.chain(),
-                        "whether the move of a VM counts is not known yet"
-                    );
-                    error = doubt;
-                    daemon.env.sleep(DOUBT_REST).await;
-                }
-            }
-        }
+    /// The one store of all. Awaited to its end, whatever happens.
+    async fn commit(&self, member: &MachineMember) -> Result<Committed> {
+        let proof = member.commit().await.map_err(|error| {
+            Error::new(ErrorCode::MoveFailed, format!("the commit was taken back: {}", error.chain()))
+                .with_hint("remove the cause and move it again")
+        })?;
+        self.is_committed.store(true, Ordering::Release);
+        Ok(proof)
     }
 
     /// Makes the connection again that everything is asked over. Nothing is being asked.
@@ -527,74 +542,11 @@ impl MachineMove {
             | Either::Right((Either::Left((why, _)) | Either::Right((why, _)), _)) => why,
         }
     }
+}
 
-    /// The machine goes on here.
-    async fn undo(&self, daemon: &Arc<Daemon>, machine: &Machine, error: Error) {
-        tracing::warn!(vm = self.name, host = %self.host, %error, "the move of a VM is undone");
-        // First its guest, which may be stopped.
-        if let Err(error) = self.departure.hypervisor.go_on(self.departure.arrival.runs).await {
-            tracing::error!(vm = self.name, %error, "the guest could not be let go on");
-            *machine.problem.lock() = Some(error);
-        }
-        for disk in &self.disks {
-            match error.code {
-                ErrorCode::MoveCancelled => _ = disk.job.cancel(),
-                _ => disk.job.fail(error.clone()),
-            }
-        }
-        abandon_there(daemon, &self.host, self.id);
-        for disk in &self.disks {
-            disk.job.wait().await;
-        }
-        for cache in &self.caches {
-            daemon.keep_cache(cache).await;
-        }
-        daemon.tell_hook(HookPhase::Abandoned, self.told(daemon)).await;
-        let outcome = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
-        self.end(daemon, machine, outcome, Some(error));
-    }
-
-    /// The machine is at the other host: has it run there, and ends what is here of it.
-    async fn finish(&self, daemon: &Arc<Daemon>, machine: &Machine) {
-        self.enter(VmMovePhase::Finishing);
-        self.state.lock().outcome = JobState::Finishing;
-        if self.ask_within(daemon, FIRST_TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
-            run_there(daemon, &self.host, self.id).await;
-        }
-        {
-            let mut state = self.state.lock();
-            state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
-        }
-        let followed = self.follow(daemon, machine).await;
-        self.departure.hypervisor.leave().await;
-        end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
-        daemon.tell_hook(HookPhase::Released, self.told(daemon)).await;
-        match followed {
-            Ok(()) => self.end(daemon, machine, JobState::Done, None),
-            Err(error) => self.end(daemon, machine, JobState::Failed, Some(error)),
-        }
-    }
-
-    /// Waits until the other host has all of the memory, if that follows the guest.
-    async fn follow(&self, daemon: &Arc<Daemon>, machine: &Machine) -> Result<()> {
-        if !self.request.postcopy {
-            return Ok(());
-        }
-        self.enter(VmMovePhase::Postcopy);
-        let target = PostcopyTarget { host: &self.host, id: self.id };
-        let followed = Box::pin(daemon.follow(machine, &target, &|status| self.note_memory(status))).await;
-        self.enter(VmMovePhase::Finishing);
-        followed
-    }
-
-    fn end(&self, daemon: &Arc<Daemon>, machine: &Machine, outcome: JobState, error: Option<Error>) {
-        {
-            let mut state = self.state.lock();
-            (state.phase, state.outcome, state.error) = (VmMovePhase::Over, outcome, error.clone());
-        }
-        let shown = self.show(daemon);
-        note_end(daemon, machine, shown);
-    }
+/// Whether a guest in such a state of QEMU's is to go on: one that sleeps does when it is woken.
+pub(super) fn runs_in(state: &str) -> bool {
+    matches!(state, "running" | "suspended")
 }
 
 /// How many connections carry the memory of a machine.

@@ -111,6 +111,9 @@ pub(super) enum Ask {
     Loaded {
         /// The move.
         id: Uuid,
+        /// Whether its guest ran when it was stopped for the switch, and is to run there. An earlier version takes what was said before.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        runs: Option<bool>,
     },
     /// Answered when this host holds all disks and the machine runs.
     Run {

@@ -1,7 +1,7 @@
 //! What is on record of a machine: `STATE/machines/NAME.json`, replaced as a whole.
 //!
-//! Who runs the machine is not in it. That follows from who holds its disks, as their journals and the record of their
-//! group have it; this says which disks those are, and which QEMU is meant.
+//! Who runs a machine that moves is not in it: it names the record of the group that says so ([`CommitRecord`]), the disks, and the
+//! QEMU that is meant.
 
 use std::path::PathBuf;
 
@@ -11,6 +11,7 @@ use uuid::Uuid;
 use vm::QemuProcess;
 use vm::machine::MachineDescription;
 
+use crate::jobs::CommitRecord;
 use crate::location::Location;
 use crate::problem::{Result, of_state};
 use crate::stack::ArrivingCache;
@@ -52,6 +53,9 @@ pub struct MachineDocument {
     /// Whether its disks are to be given back to its QEMU, of one that has come, once the other host has let go of them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release_due: bool,
+    /// Its move here, if its QEMU ended after the commit and before its guest ran: the disks are here, and whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<IncomingMachine>,
     /// Its last move from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
@@ -89,8 +93,17 @@ pub struct OutgoingMachine {
     pub host: String,
     /// Its disks.
     pub volumes: Vec<String>,
-    /// Whether its guest ran when the move was asked for.
+    /// Whether its guest ran when it was stopped for the switch; before that, when the move was asked for.
     pub ran: bool,
+    /// Whether it was stopped for the switch. An earlier version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<bool>,
+    /// Which record says whether the move counts.
+    #[serde(default, skip_serializing_if = "CommitRecord::is_unnamed")]
+    pub commit: CommitRecord,
+    /// The disks that were adopted for the move: one that does not count gives them back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adopted: Vec<String>,
     /// When it was asked for, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// The UUID of a domain of libvirt.
@@ -141,6 +154,7 @@ impl MachineDocument {
             arrived: None,
             following: None,
             release_due: false,
+            lost: None,
             last_move: None,
         }
     }

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use api::v1::{Error, ErrorCode, Monitor, VmChange};
+use api::v1::{Error, ErrorCode, VmChange};
 use uuid::Uuid;
 use vm::machine::{DomainDefinition, TargetDomain, retarget_domain};
 use vm::{ExportAddress, LibvirtDomain};
@@ -185,14 +185,8 @@ impl Daemon {
         self.libvirt()?.inlet().await
     }
 
-    /// Ends what is here of a machine that is not.
-    pub(super) async fn end_machine(&self, document: &MachineDocument) {
-        if let Monitor::Qmp(_) = &document.monitor {
-            if let Some(process) = &document.process {
-                self.hypervisors.end(process).await;
-            }
-            return;
-        }
+    /// Ends the domain of a machine that moves, by libvirt.
+    pub(super) async fn end_domain(&self, document: &MachineDocument) {
         let going = document.outgoing.as_ref().and_then(|outgoing| outgoing.domain.as_ref());
         let coming = document.incoming.as_ref().and_then(|incoming| incoming.domain.as_ref());
         // One that was not begun may be somebody else's.

@@ -3,73 +3,123 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, JobState, VmMove};
+use api::v1::{Error, ErrorCode, VmMove};
 use uuid::Uuid;
 
 use super::Machine;
 use super::channel::Ask;
+use super::document::MachineDocument;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
+use crate::jobs::Committed;
+use crate::problem::Result;
 use crate::volume::Volume;
 
 /// How long one answer to what becomes of a machine may take, and how often it is told again.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
+/// How often the end of a move is stored again that could not be.
+const STORE_REST: Duration = Duration::from_millis(500);
 /// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
 const LET_GO_REST: Duration = Duration::from_millis(100);
 const LET_GO_TRIES: u32 = 50;
 
-/// The move of a machine is over: has that on record.
-pub(super) fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove) {
+/// Where a machine is whose move is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// Here, as before.
+    Here,
+    /// At the other host, by the commit.
+    There,
+}
+
+/// The move of a machine is over: has that on record, and tries again until it is.
+pub(super) async fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove, ends: Ends) {
     let (host, id, error) = (over.to.clone(), over.id.clone(), over.error.clone());
-    let is_done = over.state == JobState::Done;
     daemon.machines.note_shown(&over);
-    let stored = daemon.update_machine(machine, |document| {
+    store_surely(daemon, machine, |document| {
         document.outgoing = None;
-        document.last_move = Some(over);
-        if is_done {
+        document.last_move = Some(over.clone());
+        if ends == Ends::There {
             document.process = None;
             document.disks.clear();
             document.description = None;
         }
-    });
-    if let Err(error) = stored {
-        tracing::error!(vm = machine.name, %error, "the end of a VM's move could not be stored; the next start finds out");
-    }
+    })
+    .await;
     *machine.outgoing.lock() = None;
     let what = serde_json::json!({ "host": host, "move": id });
     daemon.note(&Peer::daemon(), ("vm.move-end", &machine.name), what, error.as_ref());
 }
 
-/// Has the other host run what it holds, however long that takes to tell.
-pub(super) async fn run_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
-    tell(daemon, host, Ask::Run { id }).await;
+/// Changes what is on record of a machine, and tries again until that is stored.
+pub(super) async fn store_surely(daemon: &Daemon, machine: &Machine, change: impl Fn(&mut MachineDocument)) {
+    let mut is_problem = false;
+    // One that was forgotten meanwhile has no record.
+    while daemon.is_known(machine)
+        && let Err(error) = daemon.update_machine(machine, &change)
+    {
+        tracing::error!(vm = machine.name, %error, "what became of a VM could not be stored; it is tried again");
+        *machine.problem.lock() = Some(error);
+        is_problem = true;
+        daemon.env.sleep(STORE_REST).await;
+    }
+    if is_problem {
+        *machine.problem.lock() = None;
+    }
+}
+
+/// Has the other host run what it holds, however long that takes to tell, unless a person has the machine forgotten.
+///
+/// # Errors
+/// Its QEMU has ended before the guest ran: that is final.
+pub(super) async fn run_there(daemon: &Arc<Daemon>, machine: &Machine, host: &HostName, id: Uuid) -> Result<()> {
+    let is_wanted = || daemon.is_known(machine);
+    let failed = |error: &Error| {
+        let message =
+            format!("{} is at {host} by the commit, and {host} does not say yet that it runs: {error}", machine.name);
+        let hint = format!(
+            "it is asked again; if {host} is gone for good, `transhume vm resolve {name} --give-back` and `transhume vm rm {name}` here",
+            name = machine.name
+        );
+        *machine.problem.lock() = Some(Error::new(error.code, message).with_hint(hint));
+    };
+    let told = tell(daemon, host, Ask::Run { id }, (&is_wanted, &failed)).await;
+    *machine.problem.lock() = None;
+    told
 }
 
 /// Tells the other host that a machine does not come, until it has heard it. Before its QEMU was started nothing else there says
 /// so. Nobody waits for that: the host may be away.
 pub(super) fn abandon_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
     let (daemon, host, env) = (Arc::clone(daemon), host.clone(), Arc::clone(&daemon.env));
-    env.spawn(Box::pin(async move { tell(&daemon, &host, Ask::Abandon { id }).await }));
+    env.spawn(Box::pin(async move { _ = tell(&daemon, &host, Ask::Abandon { id }, (&|| true, &|_| ())).await }));
 }
 
+type Failing<'a> = (&'a (dyn Fn() -> bool + Send + Sync), &'a (dyn Fn(&Error) + Send + Sync));
+
 /// Over connections of its own: the answer to an earlier question may still come over the other one.
-async fn tell(daemon: &Arc<Daemon>, host: &HostName, ask: Ask) {
+async fn tell(daemon: &Arc<Daemon>, host: &HostName, ask: Ask, (is_wanted, failed): Failing<'_>) -> Result<()> {
     let mut rest = REST_MIN;
-    loop {
+    while is_wanted() {
         let asked = daemon.ask_about_machine(host, ask.clone());
         // A link that is cut says nothing.
         match env::timeout(&*daemon.env, TELL_LIMIT, asked).await.unwrap_or_else(|| Err(no_answer(host))) {
-            Ok(_) => return,
+            Ok(_) => return Ok(()),
             // It has run there, or was given up by a person.
-            Err(error) if error.code == ErrorCode::NotFound => return,
-            Err(error) => tracing::warn!(%host, %error, ?ask, "a host is told again what becomes of a VM"),
+            Err(error) if error.code == ErrorCode::NotFound => return Ok(()),
+            Err(error) if error.code == ErrorCode::VmLost => return Err(error),
+            Err(error) => {
+                tracing::warn!(%host, %error, ?ask, "a host is told again what becomes of a VM");
+                failed(&error);
+            }
         }
         daemon.env.sleep(rest).await;
         rest = (rest * 2).min(REST_MAX);
     }
+    Ok(())
 }
 
 pub(super) fn no_answer(host: &HostName) -> Error {
@@ -78,8 +128,8 @@ pub(super) fn no_answer(host: &HostName) -> Error {
 }
 
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
-pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>) {
-    daemon.end_machine(&machine.document()).await;
+pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>, proof: &Committed) {
+    daemon.end_machine(machine, None, proof.into()).await;
     // Of one that had come here before.
     daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
     for volume in volumes {
@@ -99,6 +149,20 @@ pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: V
                 Err(_) => daemon.env.sleep(LET_GO_REST).await,
             }
             tries += 1;
+        }
+    }
+}
+
+/// Gives back the disks that were adopted for a move which does not count. One whose QEMU has ended is let go: whoever starts that
+/// again finds the file unlocked.
+pub(super) async fn give_back_adopted(daemon: &Arc<Daemon>, machine: &Machine, adopted: &[String]) {
+    for name in adopted {
+        let is_adopted = daemon.volume(name).is_ok_and(|volume| volume.document().adoption.is_some());
+        if !is_adopted {
+            continue;
+        }
+        if let Err(error) = Box::pin(daemon.release(name)).await {
+            tracing::warn!(vm = machine.name, volume = name, %error, "a disk that was adopted for a move stays adopted");
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use api::v1::{FoundVm, Monitor};
 use vm::machine::FoundMachine;
 
+use super::document::MachineDocument;
 use crate::daemon::Daemon;
 use crate::state_dir::check_name;
 
@@ -13,7 +14,14 @@ impl Daemon {
     pub(crate) async fn found_machines(&self) -> Vec<FoundVm> {
         let known: Vec<_> = self.machines.list().iter().map(|machine| machine.document()).collect();
         let is_known = |found: &FoundMachine| {
-            known.iter().any(|document| document.process.as_ref().is_some_and(|process| process.pid == found.pid))
+            // It may have been started again since it was added.
+            let is_its = |document: &MachineDocument| {
+                let has_pid = document.process.as_ref().is_some_and(|process| process.pid == found.pid);
+                let on_monitor =
+                    |path: &std::path::PathBuf| document.monitor == Monitor::Qmp(path.display().to_string());
+                has_pid || found.monitors.iter().any(on_monitor)
+            };
+            known.iter().any(is_its)
         };
         let mut taken: BTreeSet<String> = known.iter().map(|document| document.name.clone()).collect();
         let mut shown = Vec::new();

@@ -29,11 +29,12 @@ use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
 use super::forecast::PROBE_BYTES_MAX;
 use super::hooks::HookPhase;
 use super::memory::until_cut;
-use super::tending::{Found, Holdings};
+use super::tending::{Found, lost};
 use super::{Begin, Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::{MachineClient, SocketOwner};
 use crate::daemon::Daemon;
+use crate::document::IncomingStage;
 use crate::hosts::OnMemory;
 use crate::hypervisor::{Hypervisor, Lane, MemoryFlow, OnStarted};
 use crate::problem::{Result, invalid, of_vm};
@@ -124,7 +125,7 @@ impl Daemon {
             Ask::Plan(arrival) => self.plan_arrival(host, &arrival).await,
             Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
             Ask::Start { id, channels, postcopy } => self.start_arrival(host, id, (channels, postcopy)).await,
-            Ask::Loaded { id } => self.arrival_loaded(host, id).await,
+            Ask::Loaded { id, runs } => self.arrival_loaded(host, (id, runs)).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Rejoin { id } => self.rejoin_arrival(host, id).await,
             Ask::Whole { id } => self.is_arrival_whole(host, id).await,
@@ -239,7 +240,7 @@ impl Daemon {
             refusals.extend(self.hypervisors.refuses_postcopy(owner));
         }
         if let Some(known) = self.machines.get(&arrival.name)
-            && !self.is_replaceable(&known, host)
+            && !self.is_replaceable(&known, host).await
         {
             let message = format!("this host has a VM {} already", arrival.name);
             refusals.push(
@@ -248,6 +249,7 @@ impl Daemon {
         }
         let own = self.machines.get(&arrival.name).and_then(|known| known.document().process);
         refusals.extend(self.require_own_folder(&arrival.name, own.as_ref()).err());
+        refusals.extend(arrival.disks.iter().filter_map(|disk| self.may_take_name(host, &disk.volume).err()));
         let facts = self.hypervisors.host_facts(&program).await?;
         let found = arrival.facts.refusals(&facts).into_iter();
         refusals.extend(found.map(|refusal| {
@@ -255,6 +257,22 @@ impl Daemon {
                 .with_hint("choose another host, or change what stands against it and ask again")
         }));
         Ok(refusals)
+    }
+
+    /// Refuses a disk whose name a volume here has that is none of an earlier move from `host`, which that has given up.
+    fn may_take_name(&self, host: &str, name: &str) -> Result<()> {
+        let Some(volume) = self.volume_if_any(name)? else { return Ok(()) };
+        let document = volume.document();
+        let is_leftover = document
+            .incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.host == host && !matches!(incoming.stage, IncomingStage::Held { .. }));
+        if is_leftover {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")).with_hint(format!(
+            "`transhume volume detach {name}` there if nobody needs it, or `transhume release {name}`"
+        )))
     }
 
     async fn plan_arrival(&self, host: &str, arrival: &Arrival) -> Result<Answer> {
@@ -288,8 +306,10 @@ impl Daemon {
         let _operation = machine.operation.lock().await;
         let Some(incoming) = machine.document().incoming else { return Ok(Answer::Done) };
         let prepared = self.run_hook(HookPhase::Prepare, self.hook_at_target(&machine, &incoming)).await;
-        if prepared.is_err() {
-            self.give_up(&machine).await?;
+        if prepared.is_err()
+            && let Some(never_ran) = self.never_ran(&machine.document())?
+        {
+            self.give_up(&machine, &never_ran).await?;
         }
         prepared.map(|()| Answer::Done)
     }
@@ -309,15 +329,28 @@ impl Daemon {
                 (monitor, Begin::Command(Box::new((command, arrival.facts.clone(), arrival.memory.clone()))))
             }
         };
+        let known = self.machines.get(&arrival.name);
+        // In the order in which the others take them: whoever lets disks of a machine go removes volumes.
+        let _operation = match &known {
+            Some(known) => Some(known.begin_operation(&*self.env).await?),
+            None => None,
+        };
         let _membership = self.membership.lock().await;
-        if let Some(known) = self.machines.get(&arrival.name) {
-            let _operation = known.operation.lock().await;
-            if !self.is_replaceable(&known, host) {
-                let message = format!("this host has a VM {} already", arrival.name);
-                return Err(Error::new(ErrorCode::AlreadyExists, message));
+        match (&known, self.machines.get(&arrival.name)) {
+            (_, None) => {}
+            (Some(known), Some(now)) if Arc::ptr_eq(known, &now) => {
+                if !self.is_replaceable(known, host).await {
+                    let message = format!("this host has a VM {} already", arrival.name);
+                    return Err(Error::new(ErrorCode::AlreadyExists, message)
+                        .with_hint("remove that one, or call this one otherwise"));
+                }
+                if let Some(never_ran) = self.never_ran(&known.document())? {
+                    self.give_up(known, &never_ran).await?;
+                }
             }
-            if known.document().incoming.is_some() {
-                self.give_up(&known).await?;
+            (_, Some(_)) => {
+                let message = format!("another VM {} has just come here", arrival.name);
+                return Err(Error::new(ErrorCode::AlreadyExists, message).with_hint("look at it, and ask again"));
             }
         }
         let disk = |disk: &super::channel::ArrivingDisk| MachineDisk {
@@ -383,8 +416,6 @@ impl Daemon {
         let place = (&*incoming.folder, owner, &note as OnStarted<'_>);
         let hypervisor = self.hypervisors.launch(&machine.name, &command, place).await?;
         *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
-        let process = hypervisor.process();
-        self.update_machine(&machine, |document| document.process = process)?;
         self.tend(&machine);
         let own = hypervisor.facts().await?;
         if let Some(difference) = facts.differences(&own).into_iter().next() {
@@ -420,9 +451,15 @@ impl Daemon {
         Answer::Usage { counters: interfaces.map_or_else(Vec::new, |interfaces| interfaces.look(addresses)) }
     }
 
-    /// Waits until QEMU has all of the machine.
-    async fn arrival_loaded(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+    /// Waits until QEMU has all of the machine, whose guest is to run here if it `runs`.
+    async fn arrival_loaded(self: &Arc<Self>, host: &str, (id, runs): (Uuid, Option<bool>)) -> Result<Answer> {
         let (machine, incoming) = self.arriving_machine(host, id)?;
+        if let Some(runs) = runs.filter(|runs| *runs != incoming.runs) {
+            // On record before the commit: after it this host asks nobody.
+            self.update_machine(&machine, |document| {
+                document.incoming.iter_mut().for_each(|incoming| incoming.runs = runs);
+            })?;
+        }
         let hypervisor = self.hypervisor_of(&machine).await?;
         if !machine.is_switching.swap(true, Ordering::Relaxed) {
             self.tell_hook_beside(HookPhase::Switchover, self.hook_at_target(&machine, &incoming));
@@ -456,12 +493,17 @@ impl Daemon {
     }
 
     /// Waits until this host holds all disks of the machine, and it runs.
-    async fn run_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+    pub(super) async fn run_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
         let is_of = |machine: &Arc<Machine>| {
             machine.arrived.lock().as_ref().is_some_and(|arrived| *arrived == (host.to_owned(), id))
         };
         if self.machines.list().iter().any(is_of) {
             return Ok(Answer::Done);
+        }
+        let lost_here =
+            |machine: &Arc<Machine>| machine.document().lost.is_some_and(|lost| lost.id == id && lost.host == host);
+        if let Some(machine) = self.machines.list().iter().find(|machine| lost_here(machine)) {
+            return Err(lost(&machine.name));
         }
         let (machine, _) = self.arriving_machine(host, id)?;
         let began = self.env.now();
@@ -473,6 +515,7 @@ impl Daemon {
                     let message = format!("this host does not hold all disks of {} yet", machine.name);
                     return Err(Error::new(ErrorCode::WrongState, message).with_hint("it is asked again"));
                 }
+                Found::Lost => return Err(lost(&machine.name)),
                 Found::GivenUp => {
                     return Err(Error::new(ErrorCode::NotFound, format!("{} was given up here", machine.name)));
                 }
@@ -483,23 +526,23 @@ impl Daemon {
     async fn abandon_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
         // What is not there need not be given up.
         let Ok((machine, _)) = self.arriving_machine(host, id) else { return Ok(Answer::Done) };
-        match self.holdings(&machine) {
-            Holdings::All => {
-                Err(Error::new(ErrorCode::WrongState, format!("this host holds the disks of {}", machine.name)))
-            }
-            Holdings::Some | Holdings::Gone => {
-                let _operation = machine.operation.lock().await;
-                self.give_up(&machine).await.map(|()| Answer::Done)
-            }
+        let _operation = machine.operation.lock().await;
+        let document = machine.document();
+        if !self.is_known(&machine) || document.incoming.as_ref().is_none_or(|incoming| incoming.id != id) {
+            return Ok(Answer::Done);
+        }
+        match self.never_ran(&document)? {
+            Some(never_ran) => self.give_up(&machine, &never_ran).await.map(|()| Answer::Done),
+            None => Err(Error::new(ErrorCode::WrongState, format!("this host holds disks of {}", machine.name))),
         }
     }
 
     /// Whether another machine of its name may come from `host`: it has gone, or is an earlier move of the same host, which has
     /// given that up.
-    fn is_replaceable(&self, known: &Machine, host: &str) -> bool {
+    async fn is_replaceable(&self, known: &Machine, host: &str) -> bool {
         let document = known.document();
         let is_its = document.incoming.as_ref().is_some_and(|incoming| incoming.host == host);
-        let is_abandoned = is_its && !matches!(self.holdings(known), Holdings::All);
-        is_abandoned || is_moved(&document) || self.is_gone(&document)
+        let is_abandoned = is_its && matches!(self.never_ran(&document), Ok(Some(_)));
+        is_abandoned || is_moved(&document) || self.is_gone(&document).await
     }
 }

@@ -24,8 +24,10 @@
 //! |---|---|
 //! | `document` | what is on record of a machine |
 //! | `channel` | what the two daemons say |
+//! | `authority` | what only one of the two hosts may do, and by which proof |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `ending` | what is done at the end of a move, also after a restart |
+//! | `move_rules` | what stands against a move whatever the other host says |
 //! | `early` | when the target's QEMU is started |
 //! | `incoming` | a move to here |
 //! | `budget` | one limit of the network for all disks |
@@ -48,6 +50,7 @@
 
 mod arriving_caches;
 mod attempt;
+mod authority;
 mod budget;
 mod carrying;
 mod channel;
@@ -63,6 +66,7 @@ mod host_stores;
 mod incoming;
 mod memory;
 mod memory_rates;
+mod move_rules;
 mod next_start;
 mod outgoing;
 mod own_disks;
@@ -74,11 +78,13 @@ mod restart;
 mod shared;
 mod straight;
 mod tending;
+#[cfg(test)]
+mod tests;
 mod unadopted;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
@@ -99,6 +105,7 @@ use crate::workers::Worker;
 
 use forecast::{PlannedMove, Shown};
 use hooks::HookTurns;
+use tending::lost;
 
 pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
@@ -153,6 +160,10 @@ pub(crate) struct Machine {
     is_switching: AtomicBool,
     /// Cuts the connection by which its memory comes.
     cut: tokio::sync::watch::Sender<u64>,
+    /// This process has let its guest run, of one that comes: it is not told twice.
+    has_run: AtomicBool,
+    /// Its move from here waits for nothing that this host can do: once its QEMU has ended a person may have it forgotten.
+    may_be_forgotten: AtomicBool,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -180,6 +191,8 @@ impl Machine {
             streams_taken: AtomicUsize::new(0),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),
+            has_run: AtomicBool::new(false),
+            may_be_forgotten: AtomicBool::new(false),
             cut: tokio::sync::watch::Sender::new(0),
             arrived: Mutex::default(),
         })
@@ -196,7 +209,8 @@ impl Machine {
     async fn begin_operation(&self, env: &dyn Env) -> Result<tokio::sync::MutexGuard<'_, ()>> {
         let begun = env::timeout(env, OPERATION_LIMIT, self.operation.lock()).await;
         begun.ok_or_else(|| {
-            Error::new(ErrorCode::Busy, format!("another operation on the VM {} is under way", self.name))
+            let why = self.problem.lock().as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
+            Error::new(ErrorCode::Busy, format!("another operation on the VM {} is under way{why}", self.name))
                 .with_hint("nothing was changed; try again when it is over")
         })
     }
@@ -302,7 +316,7 @@ impl Daemon {
         for machine in self.machines.list() {
             let document = machine.document();
             let is_same = document.process.is_some() && document.process == process;
-            if machine.name == request.name && self.is_gone(&document) {
+            if machine.name == request.name && self.has_ended_as_known(&document) {
                 // It was here before.
                 continue;
             }
@@ -338,15 +352,22 @@ impl Daemon {
         let _operation = machine.begin_operation(&*self.env).await?;
         let shown = self.show_machine(&machine).await;
         let document = machine.document();
-        if document.outgoing.is_some() {
-            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved"))
-                .with_hint(format!("wait for it, or `transhume vm cancel {name}` first")));
+        if document.outgoing.is_some() && !self.may_be_forgotten(&machine, &document) {
+            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved")).with_hint(format!(
+                "wait for it, or `transhume vm cancel {name}` first; `transhume vm show {name}` says what it waits for"
+            )));
         }
         if let Some(incoming) = &document.incoming {
-            let message = format!("{name} comes from {}", incoming.host);
-            return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
-                "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
-            )));
+            let never_ran = self.never_ran(&document)?;
+            let Some(never_ran) = never_ran.filter(|_| !machine.is_switching.load(Ordering::Relaxed)) else {
+                let message = format!("{name} comes from {}", incoming.host);
+                return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
+                    "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
+                )));
+            };
+            // The other host hears that it does not come, and its guest goes on there.
+            self.give_up(&machine, &never_ran).await?;
+            return Ok(shown);
         }
         if let Some(following) = &document.following {
             let message = format!("the memory of {name} still comes from {}", following.host);
@@ -355,6 +376,12 @@ impl Daemon {
         self.free_disks(&document).await?;
         self.forget_machine(&machine)?;
         Ok(shown)
+    }
+
+    /// Whether the move of a machine waits only for another host or a missing record, and nothing runs here.
+    fn may_be_forgotten(&self, machine: &Machine, document: &MachineDocument) -> bool {
+        let has_ended = document.process.as_ref().is_some_and(|process| !self.hypervisors.lives(process));
+        has_ended && machine.may_be_forgotten.load(Ordering::Acquire)
     }
 
     fn forget_machine(&self, machine: &Machine) -> Result<()> {
@@ -376,13 +403,16 @@ impl Daemon {
             name: machine.name.clone(),
             state: VmState::Gone,
             monitor: document.monitor.clone(),
-            pid: document.process.as_ref().map(|process| process.pid),
+            pid: document.process.as_ref().filter(|it| self.hypervisors.lives(it)).map(|it| it.pid),
             facts: None,
             disks: Vec::new(),
             host: None,
             last_move: self.show_machine_move(machine).ok(),
             problem: machine.problem.lock().as_ref().map(ToString::to_string),
         };
+        if document.lost.is_some() {
+            shown.problem = Some(lost(&machine.name).to_string());
+        }
         if let Some(moved) = document.last_move.as_ref().filter(|_| is_moved(&document)) {
             (shown.state, shown.host, shown.pid) = (VmState::Moved, Some(moved.to.clone()), None);
             return shown;
@@ -394,7 +424,8 @@ impl Daemon {
             (shown.state, shown.host) = (VmState::Arriving, Some(incoming.host.clone()));
         }
         match self.look_at(&document).await {
-            Ok((facts, disks)) => {
+            Ok((process, facts, disks)) => {
+                shown.pid = process.or(shown.pid);
                 if shown.state == VmState::Gone {
                     shown.state = if facts.run_state == "running" { VmState::Running } else { VmState::Paused };
                 }
@@ -405,10 +436,11 @@ impl Daemon {
         shown
     }
 
-    async fn look_at(&self, document: &MachineDocument) -> Result<(MachineFacts, Vec<VmDisk>)> {
+    async fn look_at(&self, document: &MachineDocument) -> Result<(Option<u32>, MachineFacts, Vec<VmDisk>)> {
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
         let facts = hypervisor.facts().await?;
-        Ok((facts, self.disks_of(document, &*hypervisor).await?))
+        let pid = hypervisor.process().map(|process| process.pid);
+        Ok((pid, facts, self.disks_of(document, &*hypervisor).await?))
     }
 
     /// The disks of a machine, those included that are not ours.
@@ -448,10 +480,22 @@ impl Daemon {
         self.volumes().into_iter().filter(is_its).collect()
     }
 
-    /// Whether the QEMU of a machine has ended, so that another one may have its name.
-    fn is_gone(&self, document: &MachineDocument) -> bool {
+    /// Whether the process on record of a machine has ended. Its QEMU may have been started again since.
+    fn has_ended_as_known(&self, document: &MachineDocument) -> bool {
         let lives = document.process.as_ref().is_some_and(|process| self.hypervisors.lives(process));
         !lives && document.outgoing.is_none() && document.incoming.is_none()
+    }
+
+    /// Whether the QEMU of a machine has ended, and no other one answers for it, so that another machine may have its name.
+    async fn is_gone(&self, document: &MachineDocument) -> bool {
+        if !self.has_ended_as_known(document) {
+            return false;
+        }
+        if matches!(document.monitor, Monitor::Libvirt(_)) {
+            return true;
+        }
+        let reached = self.hypervisors.reach(&document.monitor).await;
+        reached.err().is_some_and(|error| error.code == ErrorCode::QmpUnreachable)
     }
 
     /// How the API shows the move of a machine from here, the last if none is under way.

@@ -2,35 +2,38 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, DiskHandling, Error, ErrorCode, MemoryEngine, Monitor, MoveRequest, Plan, PlanRequest, Resolution,
-    ResolveRequest, Strategy, Vm, VmDisk, VmMove, VmMoveRequest, VmPlan,
+    AdoptRequest, DiskHandling, Error, ErrorCode, Plan, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk, VmMove,
+    VmMoveRequest, VmPlan,
 };
 use migrate::MoveOptions;
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
 use vm::machine::TargetDomain;
 
-use super::attempt::{MachineMove, MovingDisk, connections, downtime_limit};
+use super::attempt::{MachineMove, MovingDisk, connections, downtime_limit, runs_in};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::departing_caches::arriving_cache;
 use super::document::{MachineDocument, OutgoingMachine};
-use super::ending::{abandon_there, no_answer};
+use super::ending::{abandon_there, give_back_adopted, no_answer, store_surely};
 use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
+use super::move_rules::{deadline_of_disks, disk_request, refusals_of, refuse_absent, refuse_options, refuse_state};
 use super::parallel::MemoryChoice;
 use super::shared::Handling;
 use super::straight::require_straight;
 use super::unadopted::refuse_probed;
-use super::{Machine, budget, is_moved, postcopy};
+use super::{Machine, budget, postcopy};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::hosts::HostName;
 use crate::hypervisor::Hypervisor;
-use crate::jobs::record_of;
+use crate::jobs::{CommitRecord, machine_member, record_of};
+use crate::location::require_here;
 use crate::problem::{Result, invalid};
 use crate::stack::refuse_draining;
 use crate::volume::Volume;
@@ -110,7 +113,7 @@ impl Daemon {
         let served = disks.iter().filter_map(|disk| self.volume(disk.volume.as_ref()?).ok()).collect::<Vec<_>>();
         plan.refusals.extend(require_straight(&*hypervisor, &served).await.err());
         plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
-        plan.refusals.extend(refuse_options(&document, &request).err());
+        plan.refusals.extend(refusals_of(&document, &arrival.facts, &request));
         plan.refusals.extend(self.check_hook().err());
         let facts = arrival.facts.clone();
         let choice = self.choose_memory(&host, &*hypervisor, &request, (&document, &arrival, false)).await;
@@ -188,72 +191,108 @@ impl Daemon {
             return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved already"))
                 .with_hint(format!("`transhume vm watch {name}`")));
         }
-        let departure = Box::pin(self.make_departure(&machine, &request)).await?;
-        let id = departure.arrival.id;
+        let (departure, adopted) = Box::pin(self.make_departure(&machine, &request)).await?;
         let outgoing = OutgoingMachine {
-            id,
+            id: departure.arrival.id,
             host: request.to.clone(),
             volumes: departure.volumes.iter().map(|volume| volume.name.clone()).collect(),
             ran: departure.arrival.runs,
+            stopped: Some(false),
+            commit: CommitRecord::NotBegun,
+            adopted,
             started_unix_ms: unix_ms(self.env.wall_clock()),
             domain: departure.arrival.domain.as_ref().map(|domain| domain.uuid.clone()),
             description: Some(departure.arrival.description.clone()),
             postcopy: request.postcopy,
         };
-        // Before the other host hears of it: what it has on record after a crash somebody here must take back.
-        self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
+        let process = departure.hypervisor.process();
+        // Before the other host hears of it: what it has on record after a crash somebody here must take back. The process is the one
+        // behind the monitor now: the machine may have been started again since it was added.
+        let stored = self.update_machine(&machine, |document| {
+            document.outgoing = Some(outgoing.clone());
+            document.process = process.or(document.process.take());
+        });
+        if let Err(error) = stored {
+            give_back_adopted(self, &machine, &outgoing.adopted).await;
+            return Err(error);
+        }
         let told = self.hook_at_source(&departure.arrival, &request.to);
-        let prepared = async {
-            self.run_hook(HookPhase::Prepare, told.clone()).await?;
-            let called = async {
-                let mut channel = self.machine_channel(&departure.host).await?;
-                call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
-                Ok(channel)
-            };
-            env::timeout(&*self.env, PREPARE_LIMIT, called).await.unwrap_or_else(|| Err(no_answer(&departure.host)))
-        };
-        let channel = match prepared.await {
-            Ok(channel) => channel,
-            Err(error) => {
-                self.take_back(&machine, (&departure.host, id), told).await?;
-                return Err(error);
-            }
-        };
-        match Box::pin(self.start_disks(peer, name, &request, &departure)).await {
-            Ok((record, disks)) => {
-                let caches = match self.ready_caches(&departure.volumes, &request).await {
-                    Ok(caches) => caches,
-                    Err(error) => {
-                        disks.iter().for_each(|disk| disk.job.fail(error.clone()));
-                        self.take_back(&machine, (&departure.host, id), told).await?;
-                        return Err(error);
-                    }
-                };
-                let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks, caches));
+        match Box::pin(self.begin_machine_move(peer, &machine, &request, (departure, &outgoing, &told))).await {
+            Ok(moving) => {
                 *machine.outgoing.lock() = Some(Arc::clone(&moving));
                 self.env.spawn(Box::pin(Arc::clone(&moving).run(Arc::clone(self), Arc::clone(&machine))));
                 Ok(moving.show(self))
             }
             Err(error) => {
-                self.take_back(&machine, (&departure.host, id), told).await?;
+                self.take_back(&machine, outgoing, told).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the other host expect a machine whose move is on record, and begins the moves of its disks.
+    async fn begin_machine_move(
+        self: &Arc<Self>,
+        peer: &Peer,
+        machine: &Machine,
+        request: &VmMoveRequest,
+        (departure, outgoing, told): (Departure, &OutgoingMachine, &HookInput),
+    ) -> Result<Arc<MachineMove>> {
+        machine.may_be_forgotten.store(false, Ordering::Release);
+        self.run_hook(HookPhase::Prepare, told.clone()).await?;
+        let called = async {
+            let mut channel = self.machine_channel(&departure.host).await?;
+            call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
+            Ok(channel)
+        };
+        let called = env::timeout(&*self.env, PREPARE_LIMIT, called).await;
+        let channel = called.unwrap_or_else(|| Err(no_answer(&departure.host)))?;
+        let (record, disks) = Box::pin(self.start_disks(peer, &machine.name, request, &departure)).await?;
+        let ready = async {
+            // Before the machine can ask for the commit: whoever ends or undoes the move after a crash asks that record.
+            let outgoing = OutgoingMachine { commit: CommitRecord::Group(record), ..outgoing.clone() };
+            self.update_machine(machine, |document| document.outgoing = Some(outgoing.clone()))?;
+            Ok::<_, Error>((self.ready_caches(&departure.volumes, request).await?, outgoing))
+        };
+        match ready.await {
+            Ok((caches, outgoing)) => {
+                let on_record = (departure, channel, outgoing);
+                Ok(MachineMove::new(self, machine, request, on_record, (record, disks, caches)))
+            }
+            Err(error) => {
+                disks.iter().for_each(|disk| disk.job.fail(error.clone()));
+                for disk in &disks {
+                    disk.job.wait().await;
+                }
+                self.leave_group_as(record, &machine_member(&machine.name));
                 Err(error)
             }
         }
     }
 
     /// A move that has not begun is none. The other host is told, and does not wait for what does not come.
-    async fn take_back(
-        self: &Arc<Self>,
-        machine: &Machine,
-        (host, id): (&HostName, Uuid),
-        told: HookInput,
-    ) -> Result<()> {
-        abandon_there(self, host, id);
+    async fn take_back(self: &Arc<Self>, machine: &Arc<Machine>, outgoing: OutgoingMachine, told: HookInput) {
+        if let Ok(host) = HostName::new(&outgoing.host) {
+            abandon_there(self, &host, outgoing.id);
+        }
+        give_back_adopted(self, machine, &outgoing.adopted).await;
         self.tell_hook(HookPhase::Abandoned, told).await;
-        self.update_machine(machine, |document| document.outgoing = None)
+        let forget = move |document: &mut MachineDocument| {
+            document.outgoing = document.outgoing.take().filter(|known| known.id != outgoing.id);
+        };
+        if self.update_machine(machine, forget).is_err() {
+            // Whoever has asked for the move need not wait for that.
+            let (daemon, machine, env) = (Arc::clone(self), Arc::clone(machine), Arc::clone(&self.env));
+            env.spawn(Box::pin(async move { store_surely(&daemon, &machine, forget).await }));
+        }
     }
 
-    async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
+    /// Looks at a machine that is about to move. Gives the disks that were adopted for it, too; after an error none is.
+    async fn make_departure(
+        self: &Arc<Self>,
+        machine: &Machine,
+        request: &VmMoveRequest,
+    ) -> Result<(Departure, Vec<String>)> {
         let document = machine.document();
         refuse_options(&document, request)?;
         // Before disks are adopted for it.
@@ -262,11 +301,31 @@ impl Daemon {
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
         let disks = self.disks_of(&document, &*hypervisor).await?;
         Box::pin(self.require_next_start_early(&document, (&host, request), &disks)).await?;
-        Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
-        let disks = self.disks_of(&document, &*hypervisor).await?;
+        let mut adopted = Vec::new();
+        let made = async {
+            Box::pin(self.adopt_rest(&machine.name, (&document, &*hypervisor), &mut adopted)).await?;
+            Box::pin(self.look_at_departure(machine, request, (&document, host, &hypervisor))).await
+        };
+        match made.await {
+            Ok(departure) => Ok((departure, adopted)),
+            Err(error) => {
+                give_back_adopted(self, machine, &adopted).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// The same, once all of its disks go through the daemon.
+    async fn look_at_departure(
+        self: &Arc<Self>,
+        machine: &Machine,
+        request: &VmMoveRequest,
+        (document, host, hypervisor): (&MachineDocument, HostName, &Arc<dyn Hypervisor>),
+    ) -> Result<Departure> {
+        let disks = self.disks_of(document, &**hypervisor).await?;
         self.refuse_disks(&disks)?;
         let handled = self.handle_disks(&host, &disks, request).await?;
-        self.require_next_start(&document, request, (&disks, &handled))?;
+        self.require_next_start(document, request, (&disks, &handled))?;
         self.refuse_surrogate(&disks, &handled, request)?;
         let mut volumes: Vec<_> = disks
             .iter()
@@ -277,13 +336,14 @@ impl Daemon {
             let message = format!("{} has no disk that could say which host it is at", machine.name);
             return Err(Error::new(ErrorCode::VmRefused, message).with_hint("give it one disk at least"));
         }
-        require_straight(&*hypervisor, &volumes).await?;
+        require_straight(&**hypervisor, &volumes).await?;
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arriving = self.arriving(&disks, &handled, request)?;
         let has_cache = arriving.iter().any(|disk| disk.cache.is_some());
-        let arrival = self.describe(&document, &*hypervisor, (&arriving, request.postcopy)).await?;
-        let choice = self.choose_memory(&host, &*hypervisor, request, (&document, &arrival, true)).await?;
+        let arrival = self.describe(document, &**hypervisor, (&arriving, request.postcopy)).await?;
+        refuse_state(&arrival.facts)?;
+        let choice = self.choose_memory(&host, &**hypervisor, request, (document, &arrival, true)).await?;
         let not_parallel = choice.shown();
         // A disk with a cache cannot be given to QEMU, which knows of none.
         let keeps_volumes = request.keep_volumes || has_cache;
@@ -293,7 +353,7 @@ impl Daemon {
         let memory = shown.memory_known(request, (&arrival.facts, seen)).forecast();
         let planned = self.planned_forecast(machine, request);
         let forecast = BegunForecast { planned, memory, beside: shown.beside() };
-        Ok(Departure { hypervisor, arrival, volumes, host, forecast, not_parallel })
+        Ok(Departure { hypervisor: Arc::clone(hypervisor), arrival, volumes, host, forecast, not_parallel })
     }
 
     /// The disks as the target is told of them.
@@ -305,12 +365,12 @@ impl Daemon {
         Ok(arriving)
     }
 
-    /// Adopts those disks of a machine that do not go through the daemon yet.
+    /// Adopts those disks of a machine that do not go through the daemon yet, and says which: also of what was adopted before an error.
     async fn adopt_rest(
         self: &Arc<Self>,
         name: &str,
-        document: &MachineDocument,
-        hypervisor: &dyn Hypervisor,
+        (document, hypervisor): (&MachineDocument, &dyn Hypervisor),
+        adopted: &mut Vec<String>,
     ) -> Result<()> {
         for disk in self.disks_of(document, hypervisor).await? {
             if disk.volume.is_some() {
@@ -320,12 +380,13 @@ impl Daemon {
             let request = AdoptRequest {
                 monitor: document.monitor.clone(),
                 node: disk.node,
-                name: volume,
+                name: volume.clone(),
                 accept_option_loss: false,
                 accept_tombstone: false,
                 format: None,
             };
             Box::pin(self.adopt(request)).await?;
+            adopted.push(volume);
         }
         Ok(())
     }
@@ -333,7 +394,9 @@ impl Daemon {
     /// Refuses disks that cannot go with their machine.
     fn refuse_disks(&self, disks: &[VmDisk]) -> Result<()> {
         for name in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
-            refuse_draining(&self.volume(name)?.document())?;
+            let document = self.volume(name)?.document();
+            refuse_draining(&document)?;
+            require_here(&document.backend, "it cannot be moved from here")?;
         }
         Ok(())
     }
@@ -367,7 +430,7 @@ impl Daemon {
             Some((domain, disks)) => (Some(domain), disks),
             None => (None, disks.iter().map(|disk| self.as_first_started(document, disk)).collect::<Result<_>>()?),
         };
-        let runs = facts.run_state == "running";
+        let runs = runs_in(&facts.run_state);
         let (id, name) = (random_uuid(&*self.env), document.name.clone());
         let (memory, keeps_volumes) = (Vec::new(), false);
         Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy, memory, keeps_volumes })
@@ -416,7 +479,10 @@ impl Daemon {
             record.ok_or_else(|| Error::new(ErrorCode::MoveFailed, "the moves of the disks are over already"))?;
         let moving = |volume: &Arc<Volume>| Some(MovingDisk { volume: Arc::clone(volume), job: volume.job()? });
         let disks: Option<Vec<_>> = volumes.iter().map(moving).collect();
-        let disks = disks.ok_or_else(|| Error::new(ErrorCode::MoveFailed, "the move of a disk is over already"))?;
+        let Some(disks) = disks else {
+            self.leave_group_as(record, &machine_member(name));
+            return Err(Error::new(ErrorCode::MoveFailed, "the move of a disk is over already"));
+        };
         Ok((record, disks))
     }
 
@@ -438,6 +504,11 @@ impl Daemon {
     pub(crate) async fn cancel_machine_move(self: &Arc<Self>, name: &str) -> Result<VmMove> {
         let machine = self.machine(name)?;
         let Some(moving) = machine.outgoing() else {
+            if machine.document().outgoing.is_some() {
+                let message = format!("the move of {name} is being ended already, after a restart of the daemon");
+                return Err(Error::new(ErrorCode::Busy, message)
+                    .with_hint(format!("`transhume vm show {name}` says what that waits for")));
+            }
             return Err(Error::new(ErrorCode::WrongState, format!("{name} is not being moved"))
                 .with_hint("`transhume vm ls` shows every VM and where it is"));
         };
@@ -504,88 +575,6 @@ fn volumes_under_way(daemon: &Daemon, document: &MachineDocument) -> Vec<Arc<Vol
 fn confused(host: &HostName) -> Error {
     Error::new(ErrorCode::VersionMismatch, format!("{host} answers something else"))
         .with_hint("install the same version of transhumed on both hosts")
-}
-
-fn refuse_absent(document: &MachineDocument) -> Result<()> {
-    if let Some(moved) = document.last_move.as_ref().filter(|_| is_moved(document)) {
-        return Err(Error::new(ErrorCode::WrongState, format!("{} is at {}", document.name, moved.to))
-            .with_hint(format!("ask transhumed on {}", moved.to)));
-    }
-    if let Some(incoming) = &document.incoming {
-        return Err(Error::new(ErrorCode::Busy, format!("{} comes from {} just now", document.name, incoming.host))
-            .with_hint("wait until it runs here"));
-    }
-    if let Some(following) = &document.following {
-        let message = format!("the memory of {} still comes from {}", document.name, following.host);
-        return Err(Error::new(ErrorCode::Busy, message).with_hint("wait until all of it is here"));
-    }
-    Ok(())
-}
-
-/// Refuses what libvirt's own migration is not asked for here.
-fn refuse_options(document: &MachineDocument, request: &VmMoveRequest) -> Result<()> {
-    let is_many = request.channels.is_some_and(|channels| channels > 1);
-    if is_many && matches!(document.monitor, Monitor::Libvirt(_)) {
-        return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain goes over one connection")
-            .with_hint("leave --channels out"));
-    }
-    if request.memory_cpu_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
-        return Err(Error::new(ErrorCode::Invalid, "the memory's share of the processors is 1 to 100 percent")
-            .with_hint("leave --memory-cpu out for all of it"));
-    }
-    if request.memory_cpu_percent.is_some() && request.memory == MemoryEngine::Qemu {
-        return Err(Error::new(ErrorCode::VmRefused, "QEMU limits no processors while it sends memory")
-            .with_hint("leave --memory-cpu out, or have `--memory parallel` copy it"));
-    }
-    if request.postcopy && is_many {
-        return Err(Error::new(ErrorCode::VmRefused, "memory that follows the guest goes over one connection")
-            .with_hint("leave --channels or --postcopy out"));
-    }
-    if request.postcopy && matches!(document.monitor, Monitor::Libvirt(_)) {
-        return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain does not follow its guest")
-            .with_hint("leave --postcopy out; --auto-converge and a longer --downtime-limit help a busy guest"));
-    }
-    Ok(())
-}
-
-/// The move of a disk that goes with its machine.
-fn disk_request(request: &VmMoveRequest, shared: bool) -> MoveRequest {
-    // Of a disk of which nothing is copied no head is to be spared.
-    let head = match shared {
-        true => MoveRequest::default(),
-        false => MoveRequest {
-            schedule: request.schedule,
-            follow_ratio: request.follow_ratio,
-            read_cache: request.read_cache,
-            surrogate: request.surrogate.clone(),
-            popular_threshold: request.popular_threshold,
-            surrogate_on_flash: request.surrogate_on_flash,
-            sole_copy: request.sole_copy,
-            ..MoveRequest::default()
-        },
-    };
-    MoveRequest {
-        to: request.to.clone(),
-        shared,
-        bandwidth: request.bandwidth,
-        verify: request.verify,
-        strategy: request.strategy,
-        // For those that track it is no wish: they end by it.
-        deadline_ms: request
-            .deadline_ms
-            .filter(|_| !matches!(request.strategy, Strategy::Dbt | Strategy::IncrementalDbt)),
-        // What both hosts reach is nobody's to delete.
-        delete_source: request.delete_source && !shared,
-        // Where the machine is started next is no question of one disk.
-        no_persist: true,
-        ..head
-    }
-}
-
-/// When the disks are to be there so that the memory, which is expected to take so many seconds, is in time, too.
-fn deadline_of_disks(deadline_ms: u64, memory_seconds: f64) -> u64 {
-    let memory_ms = Duration::try_from_secs_f64(memory_seconds).map_or(u64::MAX, |span| span.as_millis() as u64);
-    deadline_ms.saturating_sub(memory_ms).max(deadline_ms / 2).max(1)
 }
 
 /// The disks as the target is told of them, without their caches; one that is no volume yet has no name.

@@ -2,8 +2,9 @@
 //!
 //! | on record | its disks | what is done |
 //! |---|---|---|
-//! | moves away | all at the other host | it is run there, its QEMU here is ended |
-//! | moves away | here | the move is undone: its guest goes on here |
+//! | moves away, and the record of its group is committed | any | it is run there, its QEMU here is ended |
+//! | moves away, and that record is open, or none was begun | any | the move is undone: its guest goes on here |
+//! | moves away, and that record cannot be read | any | nothing: `vm show` says what is missing |
 //! | comes, no QEMU for it on record | any | it is given up: its source waits for the word that QEMU has started |
 //! | comes | held here | it runs once its QEMU has all of it |
 //! | has come, its hook may not know | held here | the hook is told that it runs |
@@ -11,28 +12,31 @@
 //! | runs, its memory follows | held here | it is looked after until all of it is here |
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, JobState, VmMove, VmMovePhase};
+use uuid::Uuid;
 
 use super::Machine;
 use super::document::{self, OutgoingMachine};
-use super::ending::{abandon_there, end_here, note_end, run_there};
+use super::ending::{Ends, abandon_there, end_here, give_back_adopted, note_end, run_there};
 use super::hooks::HookPhase;
 use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
-use crate::jobs::{machine_member, record_of};
-use crate::location::Location;
+use crate::jobs::{CommitRecord, Committed, NotCommitted, Outcome};
 use crate::problem::Result;
-use crate::volume::Volume;
 
-/// How often a volume is looked at that has not come back yet, or of which nobody knows who holds it.
+/// How often a volume is looked at that has not come back yet.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often it is asked again what became of a move.
+const REST: Duration = Duration::from_millis(500);
 
 /// Brings every machine back that is on record. The volumes are there already.
 pub(crate) fn recover(daemon: &Arc<Daemon>) -> Result<()> {
+    let mut are_all_readable = true;
     for document in document::load_all(&daemon.layout)? {
         match document {
             Ok(document) => {
@@ -40,10 +44,26 @@ pub(crate) fn recover(daemon: &Arc<Daemon>) -> Result<()> {
                 daemon.machines.admit(Arc::clone(&machine));
                 recover_one(daemon, &machine);
             }
-            Err(error) => tracing::error!(%error, "what is on record of a VM cannot be read"),
+            Err(error) => {
+                are_all_readable = false;
+                tracing::error!(%error, "what is on record of a VM cannot be read");
+            }
         }
     }
+    if are_all_readable {
+        daemon.leave_groups_of_machines(|record, name| is_awaited(daemon, record, name));
+    }
     Ok(())
+}
+
+/// Whether the machine `name` needs the record of a group to know what became of its move.
+fn is_awaited(daemon: &Daemon, record: Uuid, name: &str) -> bool {
+    let outgoing = daemon.machines.get(name).and_then(|machine| machine.document().outgoing);
+    outgoing.is_some_and(|outgoing| match outgoing.commit {
+        CommitRecord::Group(own) => own == record,
+        CommitRecord::Unnamed => true,
+        CommitRecord::NotBegun => false,
+    })
 }
 
 fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
@@ -71,13 +91,80 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
 
 /// A move that a restart has interrupted is undone, or was committed.
 async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachine) {
-    let _operation = machine.operation.lock().await;
-    let volumes: Vec<Arc<Volume>> = outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()).collect();
-    let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
-    let is_committed = is_committed(daemon, machine, &volumes).await;
-    let Ok(host) = HostName::new(&outgoing.host) else { return };
+    // What is on record keeps others off: none of them waits for what may take long.
+    let Some(outcome) = outcome_of(daemon, machine, &outgoing).await else { return };
     let told = daemon.hook_at_source_again(&machine.name, &outgoing);
-    let over = |state, error| VmMove {
+    if outgoing.domain.is_some() {
+        // Definitions, which may have secrets.
+        daemon.hypervisors.clear(&daemon.migration_place(&machine.name));
+    }
+    match outcome {
+        Outcome::Committed(proof) => {
+            tracing::warn!(vm = machine.name, host = outgoing.host, "a restart has interrupted the end of a VM's move");
+            let followed = Box::pin(finish(daemon, machine, &outgoing, &proof)).await;
+            daemon.tell_hook(HookPhase::Released, told).await;
+            let state = if followed.is_ok() { JobState::Done } else { JobState::Failed };
+            note_end(daemon, machine, over(daemon, machine, &outgoing, (state, followed.err())), Ends::There).await;
+        }
+        Outcome::NotCommitted(proof) => {
+            let message = format!("the daemon was restarted while {} moved", machine.name);
+            let error = Error::new(ErrorCode::MoveFailed, message).with_hint("the VM runs here; move it again");
+            if outgoing.postcopy {
+                Box::pin(daemon.make_whole(machine, &outgoing)).await;
+            }
+            Box::pin(undo(daemon, machine, &outgoing, &error, &proof)).await;
+            daemon.tell_hook(HookPhase::Abandoned, told).await;
+            note_end(daemon, machine, over(daemon, machine, &outgoing, (JobState::Failed, Some(error))), Ends::Here)
+                .await;
+        }
+    }
+    daemon.leave_groups_of_machines(|_, name| name != machine.name);
+}
+
+/// What became of the move. Waits until that is known, or a person has the machine forgotten: nothing is done before.
+async fn outcome_of(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &OutgoingMachine) -> Option<Outcome> {
+    while daemon.is_known(machine) {
+        match daemon.outcome_of(outgoing.commit, &machine.name, &outgoing.volumes).await {
+            Ok(outcome) => {
+                *machine.problem.lock() = None;
+                machine.may_be_forgotten.store(matches!(outcome, Outcome::Committed(_)), Ordering::Release);
+                return Some(outcome);
+            }
+            Err(error) => {
+                tracing::error!(vm = machine.name, %error, "what became of the move of a VM is not known yet");
+                *machine.problem.lock() = Some(error);
+                machine.may_be_forgotten.store(true, Ordering::Release);
+            }
+        }
+        daemon.env.sleep(REST).await;
+    }
+    None
+}
+
+/// The machine is at the other host: what is left of the move is done.
+async fn finish(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &OutgoingMachine, proof: &Committed) -> Result<()> {
+    if !outgoing.postcopy && outgoing.domain.is_none() {
+        // Its memory is nobody's any more, whatever the other host says.
+        daemon.end_machine(machine, None, proof.into()).await;
+    }
+    let host = HostName::new(&outgoing.host)?;
+    let mut followed = run_there(daemon, machine, &host, outgoing.id).await;
+    if outgoing.postcopy && followed.is_ok() {
+        let target = PostcopyTarget { host: &host, id: outgoing.id };
+        followed = Box::pin(daemon.follow(machine, &target, &|_| {})).await;
+    }
+    let volumes = outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()).collect();
+    end_here(daemon, machine, volumes, proof).await;
+    followed
+}
+
+fn over(
+    daemon: &Daemon,
+    machine: &Machine,
+    outgoing: &OutgoingMachine,
+    (state, error): (JobState, Option<Error>),
+) -> VmMove {
+    VmMove {
         id: outgoing.id.to_string(),
         vm: machine.name.clone(),
         to: outgoing.host.clone(),
@@ -98,84 +185,29 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         disks: Vec::new(),
         downtime_ms: None,
         error,
-    };
-    if outgoing.domain.is_some() {
-        // Definitions, which may have secrets.
-        daemon.hypervisors.clear(&daemon.migration_place(&machine.name));
     }
-    if is_committed {
-        tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
-        run_there(daemon, &host, outgoing.id).await;
-        let target = PostcopyTarget { host: &host, id: outgoing.id };
-        let followed =
-            if outgoing.postcopy { Box::pin(daemon.follow(machine, &target, &|_| {})).await } else { Ok(()) };
-        end_here(daemon, machine, volumes).await;
-        daemon.tell_hook(HookPhase::Released, told).await;
-        let state = if followed.is_ok() { JobState::Done } else { JobState::Failed };
-        note_end(daemon, machine, over(state, followed.err()));
-    } else {
-        let error = Error::new(ErrorCode::MoveFailed, format!("the daemon was restarted while {} moved", machine.name))
-            .with_hint("the VM runs here; move it again");
-        if outgoing.postcopy {
-            Box::pin(daemon.make_whole(machine, &outgoing)).await;
-        }
-        undo(daemon, machine, &outgoing, &volumes, &error).await;
-        abandon_there(daemon, &host, outgoing.id);
-        daemon.tell_hook(HookPhase::Abandoned, told).await;
-        note_end(daemon, machine, over(JobState::Failed, Some(error)));
-    }
-    if let Some(record) = record {
-        daemon.leave_group_as(record, &machine_member(&machine.name));
-    }
-}
-
-/// Whether the other host holds the disks of a machine. Waits until that is known of all of them.
-async fn is_committed(daemon: &Arc<Daemon>, machine: &Machine, volumes: &[Arc<Volume>]) -> bool {
-    for volume in volumes {
-        loop {
-            if !volume.is_coming_back() && !is_in_doubt(daemon, machine, volume) {
-                break;
-            }
-            daemon.env.sleep(LOOK).await;
-        }
-    }
-    // They have one commit. One that is let go already is not here any more.
-    volumes.is_empty() || volumes.iter().any(|volume| matches!(volume.document().backend, Location::Remote(_)))
-}
-
-/// Whether nobody has said yet who holds a volume.
-fn is_in_doubt(daemon: &Daemon, machine: &Machine, volume: &Volume) -> bool {
-    let document = volume.document();
-    if document.job.is_some() && volume.job().is_none() {
-        // It is down: its move is on record, and nobody can end it before it is back.
-        return true;
-    }
-    let Some(record) = record_of(&document) else { return false };
-    let is_asked = document.job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
-    is_asked && !daemon.machine_in_group(record, &machine.name).is_some_and(|member| member.is_committed())
 }
 
 async fn undo(
     daemon: &Arc<Daemon>,
     machine: &Machine,
     outgoing: &OutgoingMachine,
-    volumes: &[Arc<Volume>],
     error: &Error,
+    proof: &NotCommitted,
 ) {
-    let document = machine.document();
-    let resumed = async { daemon.hypervisors.reach(&document.monitor).await?.go_on(outgoing.ran).await };
-    match resumed.await {
-        Ok(()) => {}
-        Err(_) if !document.process.as_ref().is_some_and(|process| daemon.hypervisors.lives(process)) => {
-            tracing::warn!(vm = machine.name, "its QEMU has ended meanwhile");
+    daemon.go_on_here(machine, outgoing, None, proof).await;
+    if let Ok(host) = HostName::new(&outgoing.host) {
+        abandon_there(daemon, &host, outgoing.id);
+    }
+    for volume in outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()) {
+        // One that is down has its move on record, and nobody can end that before it is back.
+        while volume.is_coming_back() || volume.document().job.is_some() && volume.job().is_none() {
+            daemon.env.sleep(LOOK).await;
         }
-        Err(error) => {
-            tracing::error!(vm = machine.name, %error, "the guest could not be let go on");
-            *machine.problem.lock() = Some(error);
+        if let Some(job) = volume.job() {
+            job.fail(error.clone());
+            job.wait().await;
         }
     }
-    for job in volumes.iter().filter_map(|volume| volume.job()) {
-        job.fail(error.clone());
-        job.wait().await;
-    }
+    give_back_adopted(daemon, machine, &outgoing.adopted).await;
 }

@@ -200,6 +200,7 @@ impl Daemon {
                 machine: None,
                 layers: Vec::new(),
             }),
+            came_with: None,
             id: None,
             layers: Vec::new(),
             layers_generation: 0,

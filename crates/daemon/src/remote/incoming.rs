@@ -173,6 +173,7 @@ impl Daemon {
             document.layers_generation = document.layers_generation.max(marked.unwrap_or_default());
             document.take_layers_of_machine(id);
             if let Some(incoming) = &mut document.incoming {
+                document.came_with.clone_from(&incoming.machine);
                 // Its guest comes through the other host. Whoever came to an export here would write beside that.
                 (incoming.stage, incoming.exclusive) = (IncomingStage::Held { epoch }, true);
             }
@@ -410,9 +411,9 @@ impl Daemon {
 /// What the host reaches that a volume came from.
 fn forwarded(volume: &Volume, slot: &Slot, request: &SessionRequest) -> Device {
     let document = volume.document();
-    let came_with_machine = document.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
-    if came_with_machine && !document.layers.is_empty() {
-        // Layers hold the volume for the guest here. Those that the other host has left would write over their records.
+    if document.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some()) {
+        // Its guest is here. What comes from there is nobody's: a QEMU that was let run again after the commit, or layers that
+        // would write over the records of those here.
         return handed_over(Geometry { size: request.size, ..slot.device().geometry() });
     }
     volume.metered(slot)

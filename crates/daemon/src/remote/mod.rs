@@ -70,7 +70,7 @@ mod resolve;
 mod session_authorizer;
 mod shared_storage;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod watch;
 
 use std::sync::Arc;

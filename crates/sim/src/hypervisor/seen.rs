@@ -230,6 +230,21 @@ impl Hypervisor for One {
         })
     }
 
+    fn run_state(&self) -> BoxFuture<'_, Result<String, Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            let state = match self.machine.stage(self.who) {
+                Stage::Running | Stage::Sending => "running",
+                Stage::Stopped | Stage::Completing | Stage::Failed => "finish-migrate",
+                Stage::Sent | Stage::Following | Stage::Cut => "postmigrate",
+                Stage::Waiting => "inmigrate",
+                Stage::Loaded(_) | Stage::Dead => "paused",
+            };
+            Ok(state.to_owned())
+        })
+    }
+
     fn memory_use<'a>(&'a self, _: &'a MachineFacts, _: bool) -> BoxFuture<'a, MemoryUse> {
         Box::pin(async { MemoryUse::default() })
     }
@@ -362,7 +377,9 @@ impl Hypervisor for One {
                 // QEMU cannot be cancelled then: somebody ends it, and starts the guest on its disks.
                 self.machine.shared.world.fault("started-anew", format_args!("the guest is started as after a crash"));
             }
-            if runs && self.machine.stage(self.who) != Stage::Running {
+            // A guest whose memory is still copied runs, and goes on when that is given up.
+            let is_copied = self.machine.stage(self.who) == Stage::Sending;
+            if (runs || is_copied) && self.machine.stage(self.who) != Stage::Running {
                 self.machine.let_run(self.who, "it is told to go on").await;
             }
             Ok(())

@@ -43,28 +43,17 @@ impl MachineMember {
     }
 
     /// The machine is not on its way to the commit any more.
-    pub(crate) fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.group.leave(&self.name);
     }
 
-    /// Has the commit of all stored. Not to be dropped half-way.
-    ///
-    /// # Errors
-    /// Nobody knows whether it counts: [`take_back`](Self::take_back) settles that.
-    pub(crate) async fn commit(&self) -> Result<()> {
+    /// Has the commit of all stored. After an error nobody knows whether it counts.
+    pub(super) async fn ask_for_commit(&self) -> Result<()> {
         self.group.commit(&self.name).await
     }
 
-    /// Takes the commit back if it does not count. Gives whether it does.
-    ///
-    /// # Errors
-    /// The doubt is as it was.
-    pub(crate) async fn take_back(&self) -> Result<bool> {
+    /// Takes the commit back if it does not count. Gives whether it does. After an error the doubt is as it was.
+    pub(super) async fn take_back(&self) -> Result<bool> {
         self.group.take_back(&self.name).await
-    }
-
-    /// Whether the commit counts, as far as this process knows.
-    pub(crate) fn is_committed(&self) -> bool {
-        self.group.is_committed()
     }
 }

@@ -5,6 +5,7 @@
 //! restart the journals say who belongs together, and the group's [`record`] whether all of it is on its targets.
 
 mod machine;
+mod outcome;
 pub(crate) mod record;
 mod switchover;
 
@@ -18,6 +19,8 @@ use migrate::{JobJournal, Journal, MoveOptions};
 use uuid::Uuid;
 
 pub(crate) use self::machine::MachineMember;
+pub use self::outcome::CommitRecord;
+pub(crate) use self::outcome::{Committed, NotCommitted, Outcome};
 pub(crate) use self::record::machine_member;
 use self::record::{GroupJournal, GroupRecord, is_machine};
 pub(crate) use self::switchover::Group;
@@ -206,17 +209,20 @@ impl Daemon {
         Ok(Arc::new(GroupMember { group, name, journal, own, job: volume.job() }))
     }
 
-    /// After a start: reads the records of the groups that `volumes` are of, and removes those that none is of.
+    /// After a start: reads the records of the groups that `volumes` are of, and removes those that neither a volume nor a machine
+    /// is of.
     pub(crate) async fn recover_groups(&self, volumes: &[Arc<Volume>]) -> Result<()> {
         for id in self.state.groups()? {
             let documents = volumes.iter().map(|volume| volume.document());
             let members: Vec<_> = documents.filter(|document| record_of(document) == Some(id)).collect();
-            if members.is_empty() && self.unreadable.read().is_empty() {
-                self.state.remove_group(id);
-                continue;
-            }
             let path = self.layout.group_journal(id);
             match GroupJournal::open(&path, &self.backends, &*self.env).await {
+                // Of a machine only its own record says that it needs this one no more.
+                Ok(journal)
+                    if members.is_empty() && self.unreadable.read().is_empty() && !journal.record().has_machine() =>
+                {
+                    self.state.remove_group(id);
+                }
                 Ok(journal) => {
                     let jobs = members.iter().filter_map(|document| document.job.as_ref());
                     let ruling = self.ruling_on(jobs.map(|job| &job.target));
@@ -224,7 +230,14 @@ impl Daemon {
                     let is_member = |name: &str| members.iter().any(|document| document.name == name);
                     // A machine that was under way is waited for: whoever brings machines back ends its move.
                     let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name) || is_machine(name);
-                    let group = Group::new(journal, ruling, is_under_way);
+                    let has_machine = journal.record().has_machine();
+                    let mut group = Group::new(journal, ruling, is_under_way);
+                    if has_machine {
+                        let jobs = || members.iter().filter_map(|document| document.job.as_deref());
+                        let was_asked =
+                            jobs().any(JobDocument::is_for_the_arbiter) || !self.unreadable.read().is_empty();
+                        group = group.found_with_machine(jobs().any(|job| job.committed.is_some()), was_asked);
+                    }
                     self.groups.lock().insert(id, Arc::new(group));
                 }
                 Err(error) => {

@@ -1,11 +1,11 @@
 //! The record of moves that switch over together: one journal whose document says whether they have.
 //!
 //! ```text
-//!   begun, open ─▶ the journals of all members name it ─▶ committed ─▶ each member's own commit ─▶ no journal names it ─▶ removed
+//!   begun, open ─▶ the journals of all members name it ─▶ committed ─▶ each member's own commit ─▶ nobody names it ─▶ removed
 //! ```
 //!
 //! Before *committed* is durable the source of every member holds its volume, afterwards the target of every member does,
-//! whatever its own journal says yet. A record that no journal names says nothing.
+//! whatever its own journal says yet. A record that neither a journal nor the record of a machine names says nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +32,11 @@ pub(crate) fn machine_member(name: &str) -> String {
     format!("{MACHINE}{name}")
 }
 
+/// The machine that a member is, if it is one.
+pub(super) fn machine_of(member: &str) -> Option<&str> {
+    member.strip_prefix(MACHINE)
+}
+
 /// Whether a member is a machine, and no volume.
 pub(super) fn is_machine(member: &str) -> bool {
     member.starts_with(MACHINE)
@@ -48,6 +53,13 @@ pub struct GroupRecord {
     pub members: Vec<String>,
     /// Whether their targets hold them.
     pub state: GroupState,
+}
+
+impl GroupRecord {
+    /// Whether a machine is among its members.
+    pub(super) fn has_machine(&self) -> bool {
+        self.members.iter().any(|member| is_machine(member))
+    }
 }
 
 /// Whether a group has switched over.

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::record::{GroupJournal, GroupState, is_machine};
+use super::record::{GroupJournal, GroupState, is_machine, machine_of};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
 use crate::remote::GroupRuling;
@@ -115,9 +115,32 @@ impl Group {
         Self { id: record.id, ruling, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
     }
 
+    /// After a start, of one with a machine: what the journals of its volumes know beside its own record. One of them `was_committed`
+    /// by the arbiter's ruling, or the arbiter `was_asked`.
+    pub(super) fn found_with_machine(self, was_committed: bool, was_asked: bool) -> Self {
+        {
+            let mut state = self.state.lock();
+            state.is_committed |= was_committed;
+            state.is_in_doubt = was_asked && self.ruling.is_some() && !state.is_committed;
+        }
+        self
+    }
+
     /// Whether a machine is among its members.
     pub(super) fn has_machine(&self) -> bool {
         self.state.lock().members.keys().any(|member| is_machine(member))
+    }
+
+    /// Its machines whose moves are not over.
+    pub(super) fn machines(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let under_way = state.members.iter().filter(|(_, stage)| **stage != Stage::Over);
+        under_way.filter_map(|(member, _)| machine_of(member)).map(str::to_owned).collect()
+    }
+
+    /// Whether `member` is one of its members, and its move is not over.
+    pub(super) fn awaits(&self, member: &str) -> bool {
+        self.state.lock().members.get(member).is_some_and(|stage| *stage != Stage::Over)
     }
 
     /// Waits until every member but `member` could hold its guest.

@@ -14,19 +14,19 @@ use crate::problem::Result;
 
 /// An arbiter whose answers take a while.
 #[derive(Default)]
-pub(super) struct FakeArbiter {
+pub(crate) struct FakeArbiter {
     rulings: Mutex<BTreeMap<Uuid, Ruling>>,
     /// How long, in milliseconds.
-    pub(super) delay_ms: AtomicU64,
+    pub(crate) delay_ms: AtomicU64,
     /// It does not answer about these moves at all.
-    pub(super) hanging: Mutex<Vec<Uuid>>,
+    pub(crate) hanging: Mutex<Vec<Uuid>>,
     /// It cannot be asked.
-    pub(super) is_away: AtomicBool,
+    pub(crate) is_away: AtomicBool,
 }
 
 impl FakeArbiter {
     /// What is decided of a move.
-    pub(super) fn set(&self, job: Uuid, ruling: Ruling) {
+    pub(crate) fn set(&self, job: Uuid, ruling: Ruling) {
         self.rulings.lock().insert(job, ruling);
     }
 

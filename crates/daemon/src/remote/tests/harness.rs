@@ -27,6 +27,7 @@ use crate::core::Core;
 use crate::daemon::Daemon;
 use crate::document::VolumeDocument;
 use crate::hosts::{HostName, Reception};
+use crate::hypervisor::{Hypervisors, NoHypervisors};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::platform::{
     Backends, FreeSpace, Hosts, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
@@ -42,36 +43,37 @@ const NAMES: [&str; 2] = ["a", "b"];
 const STORE_BYTES: Bytes = Bytes::mib(1);
 
 /// Two hosts; volumes move from the first to the second.
-pub(super) struct Pair {
-    pub(super) a: Machine,
-    pub(super) b: Machine,
-    pub(super) between: Arc<Between>,
+pub(crate) struct Pair {
+    pub(crate) a: Machine,
+    pub(crate) b: Machine,
+    pub(crate) between: Arc<Between>,
 }
 
 /// A machine and its daemon.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     own: usize,
     core: Option<Core>,
     env: Arc<Mortal>,
-    pub(super) disks: Arc<Disks>,
-    pub(super) clients: Arc<Clients>,
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) clients: Arc<Clients>,
     between: Arc<Between>,
-    pub(super) hosts: HostsConfig,
-    pub(super) arbiter: Option<Arc<FakeArbiter>>,
+    pub(crate) hosts: HostsConfig,
+    pub(crate) arbiter: Option<Arc<FakeArbiter>>,
+    pub(crate) hypervisors: Arc<dyn Hypervisors>,
     /// What other hosts ask is answered on threads. The clock must not be a paused one.
-    pub(super) has_threads: bool,
+    pub(crate) has_threads: bool,
     folder: tempfile::TempDir,
     lives: u64,
 }
 
 impl Pair {
     /// Both run; the second takes volumes.
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(None).await
     }
 
     /// The same; the first asks an arbiter.
-    pub(super) async fn start_with(arbiter: Option<Arc<FakeArbiter>>) -> Self {
+    pub(crate) async fn start_with(arbiter: Option<Arc<FakeArbiter>>) -> Self {
         let between = Arc::<Between>::default();
         let takes = HostsConfig { incoming_dirs: vec!["/incoming".into()], streams: 1, ..HostsConfig::default() };
         let gives = HostsConfig { streams: 1, ..HostsConfig::default() };
@@ -84,12 +86,12 @@ impl Pair {
     }
 
     /// A volume `x` of a MiB at the first host.
-    pub(super) async fn attach(&self) -> Arc<Volume> {
+    pub(crate) async fn attach(&self) -> Arc<Volume> {
         self.attach_as("x").await
     }
 
     /// The same under another name.
-    pub(super) async fn attach_as(&self, name: &str) -> Arc<Volume> {
+    pub(crate) async fn attach_as(&self, name: &str) -> Arc<Volume> {
         let path = format!("/disks/{name}");
         self.a.disks.make(Path::new(&path), Bytes::mib(1));
         let data = Data::copy_of(&[7; 1 << 20]);
@@ -106,7 +108,7 @@ impl Pair {
     }
 
     /// Moves it to the second host.
-    pub(super) async fn moved(&self) -> Arc<Volume> {
+    pub(crate) async fn moved(&self) -> Arc<Volume> {
         self.attach().await;
         self.a.begin_move("x", "b").await;
         self.a.core().job_over("x").await;
@@ -116,12 +118,12 @@ impl Pair {
     }
 
     /// A file that is not there is no volume's at the second host, and one that is there stays.
-    pub(super) fn has_file(&self, path: &str) -> bool {
+    pub(crate) fn has_file(&self, path: &str) -> bool {
         self.b.disks.file(Path::new(path)).is_ok()
     }
 
     /// The first host has given it up, and the second has not taken it: connections for that do not come about.
-    pub(super) async fn given_up_untaken(&self) {
+    pub(crate) async fn given_up_untaken(&self) {
         self.attach().await;
         self.between.has_one_session.store(true, Ordering::Relaxed);
         self.a.begin_move("x", "b").await;
@@ -129,14 +131,14 @@ impl Pair {
     }
 
     /// What a client of the volume reads at `machine`.
-    pub(super) async fn contents(machine: &Machine, name: &str) -> Vec<u8> {
+    pub(crate) async fn contents(machine: &Machine, name: &str) -> Vec<u8> {
         let slot = machine.volume(name).slot().expect("it is up");
         let size = slot.device().size().as_usize();
         slot.device().read(Bytes(0), Buffer::unpooled(size)).await.expect("read").to_vec()
     }
 
     /// Waits until `is`.
-    pub(super) async fn wait(&self, what: &str, is: impl Fn() -> bool) {
+    pub(crate) async fn wait(&self, what: &str, is: impl Fn() -> bool) {
         for _ in 0..600_000 {
             if is() {
                 return;
@@ -158,6 +160,7 @@ impl Machine {
             between: Arc::clone(between),
             hosts,
             arbiter: None,
+            hypervisors: Arc::new(NoHypervisors),
             has_threads: false,
             folder: tempfile::tempdir().expect("a folder"),
             lives: 0,
@@ -165,11 +168,11 @@ impl Machine {
     }
 
     /// Starts the daemon on what the one before has left.
-    pub(super) async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         self.lives += 1;
         self.env = Mortal::shared(self.lives * 2 + self.own as u64);
         let state = self.state_dir();
-        for folder in ["", "volumes", "jobs", "retired"] {
+        for folder in ["", "volumes", "jobs", "retired", "machines", "groups"] {
             std::fs::create_dir_all(state.join(folder)).expect("made");
         }
         let hosts = PeerHosts { between: Arc::clone(&self.between), own: self.own, arbiter: self.arbiter.clone() };
@@ -181,7 +184,7 @@ impl Machine {
             hosts: Arc::new(hosts),
             spawner: Arc::new(Beside(Arc::clone(&self.env) as _, self.has_threads)),
             monitors: Arc::default(),
-            hypervisors: Arc::new(crate::hypervisor::NoHypervisors),
+            hypervisors: Arc::clone(&self.hypervisors),
             hooks: Arc::new(crate::hooks::NoHooks),
             // Two machines.
             boot: [7 + self.own as u8; 16],
@@ -198,7 +201,7 @@ impl Machine {
     }
 
     /// Ends the daemon as `kill -9` does.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.env.kill();
         self.between.receptions.lock()[self.own] = None;
         self.between.cut();
@@ -206,27 +209,27 @@ impl Machine {
         self.core = None;
     }
 
-    pub(super) fn state_dir(&self) -> PathBuf {
+    pub(crate) fn state_dir(&self) -> PathBuf {
         self.folder.path().join("state")
     }
 
-    pub(super) const fn core(&self) -> &Core {
+    pub(crate) const fn core(&self) -> &Core {
         self.core.as_ref().expect("it runs")
     }
 
-    pub(super) fn daemon(&self) -> &Arc<Daemon> {
+    pub(crate) fn daemon(&self) -> &Arc<Daemon> {
         self.core().daemon()
     }
 
-    pub(super) fn volume(&self, name: &str) -> Arc<Volume> {
+    pub(crate) fn volume(&self, name: &str) -> Arc<Volume> {
         self.daemon().volume(name).expect("there is one")
     }
 
-    pub(super) fn document(&self, name: &str) -> Arc<VolumeDocument> {
+    pub(crate) fn document(&self, name: &str) -> Arc<VolumeDocument> {
         self.volume(name).document()
     }
 
-    pub(super) async fn begin_move(&self, name: &str, to: &str) {
+    pub(crate) async fn begin_move(&self, name: &str, to: &str) {
         let request = MoveRequest { to: to.to_owned(), ..MoveRequest::default() };
         self.core().start_move(name, request).await.expect("it begins");
     }
@@ -275,27 +278,27 @@ impl Env for Mortal {
 
 /// Files in memory, by their paths; each new one has another number.
 #[derive(Default)]
-pub(super) struct Disks {
+pub(crate) struct Disks {
     files: Mutex<BTreeMap<PathBuf, File>>,
     stores: Mutex<BTreeMap<PathBuf, Device>>,
     numbers: AtomicU64,
     /// Nothing gets another name.
-    pub(super) is_read_only: AtomicBool,
+    pub(crate) is_read_only: AtomicBool,
     /// What another program has locked.
-    pub(super) locked: Mutex<BTreeSet<PathBuf>>,
+    pub(crate) locked: Mutex<BTreeSet<PathBuf>>,
     /// The threads on which files were made and removed.
-    pub(super) threads: Mutex<BTreeSet<String>>,
+    pub(crate) threads: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Clone)]
-pub(super) struct File {
+pub(crate) struct File {
     number: u64,
     device: Device,
 }
 
 impl Disks {
     /// Makes a file.
-    pub(super) fn make(&self, path: &Path, size: Bytes) -> u64 {
+    pub(crate) fn make(&self, path: &Path, size: Bytes) -> u64 {
         let number = 1 + self.numbers.fetch_add(1, Ordering::Relaxed);
         let device = Device::new(&path.display().to_string(), MemDevice::new(size));
         self.files.lock().insert(path.to_owned(), File { number, device });
@@ -303,7 +306,7 @@ impl Disks {
     }
 
     /// What is in the file of this name.
-    pub(super) fn device(&self, path: &str) -> Device {
+    pub(crate) fn device(&self, path: &str) -> Device {
         self.file(Path::new(path)).expect("there is one").device
     }
 
@@ -312,7 +315,7 @@ impl Disks {
         self.threads.lock().insert(name);
     }
 
-    pub(super) fn file(&self, path: &Path) -> std::io::Result<File> {
+    pub(crate) fn file(&self, path: &Path) -> std::io::Result<File> {
         self.files.lock().get(path).cloned().ok_or_else(|| OsErrorKind::NotFound.into())
     }
 }
@@ -456,13 +459,13 @@ fn overlay(beside: &Path, number: u32) -> PathBuf {
 
 /// Where clients may come.
 #[derive(Default)]
-pub(super) struct Clients {
+pub(crate) struct Clients {
     offered: Mutex<BTreeMap<String, Arc<Export>>>,
 }
 
 impl Clients {
     /// Whether clients may come to the volume `name`.
-    pub(super) fn may_come_to(&self, name: &str) -> bool {
+    pub(crate) fn may_come_to(&self, name: &str) -> bool {
         self.offered.lock().contains_key(name)
     }
 }
@@ -503,7 +506,7 @@ impl WorkerSpawner for Beside {
 
 /// The network between the two.
 #[derive(Default)]
-pub(super) struct Between {
+pub(crate) struct Between {
     receptions: Mutex<[Option<Arc<dyn Reception>>; 2]>,
     /// No connections to either come about.
     is_closed: [AtomicBool; 2],
@@ -514,23 +517,23 @@ pub(super) struct Between {
 
 impl Between {
     /// Lets no more connections through; those that are there go on.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_closed.iter().for_each(|closed| closed.store(true, Ordering::Relaxed));
     }
 
     /// Lets connections through again.
-    pub(super) fn mend(&self) {
+    pub(crate) fn mend(&self) {
         self.has_one_session.store(false, Ordering::Relaxed);
         (0..2).for_each(|host| self.open_to(host));
     }
 
     /// Lets connections to one of them through again.
-    pub(super) fn open_to(&self, host: usize) {
+    pub(crate) fn open_to(&self, host: usize) {
         self.is_closed[host].store(false, Ordering::Relaxed);
     }
 
     /// Ends every connection.
-    pub(super) fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.passing.lock().drain(..).for_each(|passing| passing.abort());
     }
 

@@ -1,7 +1,7 @@
 //! What two hosts make of a volume between them: two daemons in one process.
 
 mod fake_arbiter;
-mod harness;
+pub(crate) mod harness;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,274 @@
+//! What a start of the source's daemon makes of a machine that was moving: the record of its group says what became of that.
+
+mod fake_qemu;
+
+use std::time::Duration;
+
+use api::v1::{ErrorCode, JobState};
+use block::{Bytes, Data, Mutation};
+use uuid::Uuid;
+
+use super::document::{IncomingMachine, MachineDisk, MachineDocument, OutgoingMachine};
+use crate::jobs::CommitRecord;
+use crate::remote::tests::harness::Pair;
+use fake_qemu::FakeQemu;
+
+const NAME: &str = "vm";
+
+/// A move that an earlier life of the first host's daemon has begun.
+fn outgoing(commit: CommitRecord) -> OutgoingMachine {
+    OutgoingMachine {
+        id: Uuid::from_u128(7),
+        host: "b".to_owned(),
+        volumes: vec!["x".to_owned()],
+        ran: true,
+        stopped: Some(true),
+        commit,
+        adopted: Vec::new(),
+        started_unix_ms: 0,
+        domain: None,
+        description: None,
+        postcopy: false,
+    }
+}
+
+/// Two hosts; the first knows the machine, whose QEMU is this.
+async fn with_machine() -> (Pair, FakeQemu) {
+    let mut pair = Pair::start().await;
+    let qemu = FakeQemu::stopped();
+    pair.a.hypervisors = std::sync::Arc::new(qemu.clone());
+    pair.a.kill();
+    pair.a.start().await;
+    pair.a.core().add_machine_of(NAME, "/run/vm.qmp", Vec::new()).await.expect("added");
+    (pair, qemu)
+}
+
+/// The daemon of the first host dies with this on record, and is started again.
+async fn restarted_with(pair: &mut Pair, change: impl FnOnce(&mut MachineDocument)) {
+    let daemon = pair.a.daemon();
+    daemon.update_machine(&daemon.machine(NAME).expect("known"), change).expect("stored");
+    pair.a.kill();
+    pair.between.mend();
+    pair.a.start().await;
+}
+
+fn document(pair: &Pair) -> MachineDocument {
+    pair.a.daemon().machine(NAME).expect("known").document()
+}
+
+fn problem(pair: &Pair) -> Option<String> {
+    let machine = pair.a.daemon().machine(NAME).expect("known");
+    machine.problem.lock().as_ref().map(ToString::to_string)
+}
+
+async fn a_while() {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_another_host_holds_does_not_commit_its_machine() {
+    let (mut pair, qemu) = with_machine().await;
+    Box::pin(pair.moved()).await;
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(CommitRecord::NotBegun))).await;
+    pair.wait("it is undone", || document(&pair).outgoing.is_none()).await;
+    assert!(qemu.state().killed.is_empty(), "a guest that runs here was killed");
+    assert_eq!(qemu.state().gone_on, [true]);
+    assert_eq!(document(&pair).last_move.expect("there was one").state, JobState::Failed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_an_earlier_version_decides_nothing_while_a_disk_is_elsewhere() {
+    let (mut pair, qemu) = with_machine().await;
+    Box::pin(pair.moved()).await;
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(CommitRecord::Unnamed))).await;
+    a_while().await;
+    assert_eq!((qemu.state().killed, qemu.state().gone_on), (Vec::<u32>::new(), Vec::<bool>::new()));
+    assert!(document(&pair).outgoing.is_some());
+    assert!(problem(&pair).is_some_and(|problem| problem.contains("earlier version")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_an_earlier_version_is_undone_while_all_disks_are_here() {
+    let (mut pair, qemu) = with_machine().await;
+    pair.attach().await;
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(CommitRecord::Unnamed))).await;
+    pair.wait("it is undone", || document(&pair).outgoing.is_none()).await;
+    assert_eq!((qemu.state().killed, qemu.state().gone_on), (Vec::<u32>::new(), vec![true]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_whose_record_is_gone_decides_nothing() {
+    let (mut pair, qemu) = with_machine().await;
+    pair.attach().await;
+    let commit = CommitRecord::Group(Uuid::from_u128(9));
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    a_while().await;
+    assert_eq!((qemu.state().killed, qemu.state().gone_on), (Vec::<u32>::new(), Vec::<bool>::new()));
+    assert!(problem(&pair).is_some_and(|problem| problem.contains("journal")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_record_of_the_group_outlives_the_disks_and_decides() {
+    for is_committed in [false, true] {
+        let (mut pair, qemu) = with_machine().await;
+        let record = pair.a.daemon().record_group(NAME, is_committed).await;
+        let commit = CommitRecord::Group(record);
+        restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+        a_while().await;
+        match is_committed {
+            // The other host is not reached: its guest may run there by now.
+            true => assert_eq!((qemu.state().killed, qemu.state().gone_on), (vec![1], Vec::<bool>::new())),
+            false => assert_eq!((qemu.state().killed, qemu.state().gone_on), (Vec::<u32>::new(), vec![true])),
+        }
+        assert_eq!(document(&pair).outgoing.is_some(), is_committed);
+        assert_eq!(
+            pair.a.daemon().groups.lock().contains_key(&record),
+            is_committed,
+            "the record is of no use any more"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_qemu_that_cannot_be_ended_is_told_and_tried_again() {
+    let (mut pair, qemu) = with_machine().await;
+    qemu.set(|state| state.is_immortal = true);
+    let commit = CommitRecord::Group(pair.a.daemon().record_group(NAME, true).await);
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    pair.wait("it is told", || problem(&pair).is_some_and(|problem| problem.contains("cannot be ended"))).await;
+    assert!(document(&pair).outgoing.is_some());
+    qemu.set(|state| state.is_immortal = false);
+    pair.wait("it has ended", || qemu.state().pid.is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_has_the_monitor_since_is_not_the_one_that_moved() {
+    let (mut pair, qemu) = with_machine().await;
+    let commit = CommitRecord::Group(pair.a.daemon().record_group(NAME, true).await);
+    qemu.set(|state| state.pid = Some(2));
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    a_while().await;
+    assert_eq!((qemu.state().pid, qemu.state().killed), (Some(2), Vec::<u32>::new()), "another machine was ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_is_told_to_go_on_until_its_monitor_is_free() {
+    let (mut pair, qemu) = with_machine().await;
+    pair.attach().await;
+    qemu.set(|state| state.is_held = true);
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(CommitRecord::NotBegun))).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(document(&pair).outgoing.is_some(), "its guest is stopped, and nobody looks after it");
+    assert!(problem(&pair).is_some_and(|problem| problem.contains("another client")));
+    qemu.set(|state| state.is_held = false);
+    pair.wait("it goes on", || document(&pair).outgoing.is_none()).await;
+    assert_eq!(qemu.state().gone_on, [true]);
+    assert_eq!(problem(&pair), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_was_not_stopped_for_the_switch_is_left_as_it_is() {
+    for (stopped, run_state, goes_on) in [
+        (Some(false), "paused", false),
+        (Some(false), "finish-migrate", true),
+        (Some(true), "paused", true),
+        (None, "paused", true),
+    ] {
+        let (mut pair, qemu) = with_machine().await;
+        pair.attach().await;
+        qemu.set(|state| state.run_state = run_state.to_owned());
+        let outgoing = OutgoingMachine { stopped, ..outgoing(CommitRecord::NotBegun) };
+        restarted_with(&mut pair, |document| document.outgoing = Some(outgoing)).await;
+        pair.wait("it is undone", || document(&pair).outgoing.is_none()).await;
+        assert_eq!(qemu.state().gone_on, [goes_on], "{stopped:?} {run_state}");
+    }
+}
+
+/// Its disk is the volume `x`.
+fn disk() -> MachineDisk {
+    MachineDisk {
+        volume: "x".to_owned(),
+        node: "disk0".to_owned(),
+        image: "/images/0".to_owned(),
+        shared: None,
+        grows: false,
+        cache: None,
+    }
+}
+
+/// A move here that has begun.
+fn incoming(host: &str) -> IncomingMachine {
+    IncomingMachine {
+        id: Uuid::from_u128(8),
+        host: host.to_owned(),
+        folder: "/run/vm/vm".into(),
+        runs: true,
+        domain: None,
+        memory: Vec::new(),
+        keeps_volumes: false,
+    }
+}
+
+/// The volume has moved, and the second host holds it with the machine.
+async fn came_with_machine(pair: &Pair) {
+    let volume = Box::pin(pair.moved()).await;
+    let stored = volume.journal.update(|document| {
+        document.incoming.as_mut().expect("it has come").machine = Some(NAME.to_owned());
+    });
+    stored.await.expect("stored");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts() {
+    let mut pair = Pair::start().await;
+    let qemu = FakeQemu::stopped();
+    pair.b.hypervisors = std::sync::Arc::new(qemu.clone());
+    pair.b.kill();
+    pair.b.start().await;
+    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", vec![disk()]).await.expect("added");
+    pair.between.mend();
+    came_with_machine(&pair).await;
+    let known = pair.b.daemon().machine(NAME).expect("known");
+    let stored = pair.b.daemon().update_machine(&known, |document| document.incoming = Some(incoming("a")));
+    stored.expect("stored");
+    qemu.set(|state| state.pid = None);
+    pair.b.kill();
+    pair.between.mend();
+    pair.b.start().await;
+    let found = || pair.b.daemon().machine(NAME).expect("known").document();
+    pair.wait("it is known to be lost", || found().lost.is_some()).await;
+    assert_eq!((found().incoming, found().process), (None, None));
+    let error = pair.b.daemon().run_arrival("a", Uuid::from_u128(8)).await.expect_err("nothing runs");
+    assert_eq!(error.code, ErrorCode::VmLost, "{error}");
+    pair.b.daemon().remove_machine(NAME).await.expect("its name is free");
+    assert!(pair.b.daemon().volume("x").is_ok(), "the disk stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_has_come_with_its_machine_takes_no_writes_from_where_it_was() {
+    let pair = Pair::start().await;
+    came_with_machine(&pair).await;
+    // The sessions of a host are opened anew after any trouble.
+    pair.between.cut();
+    pair.between.mend();
+    let slot = pair.a.volume("x").slot().expect("it is up");
+    let device = slot.device();
+    let write = device.write(Mutation::data(Bytes(0), Data::copy_of(&[9; 4096])));
+    let written = tokio::time::timeout(Duration::from_secs(30), write).await;
+    assert!(!matches!(written, Ok(Ok(()))), "a guest that is not there any more was answered");
+    assert_eq!(Pair::contents(&pair.b, "x").await[0], 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_of_the_name_of_a_disk_is_not_the_disk() {
+    let (mut pair, qemu) = with_machine().await;
+    pair.attach().await;
+    let change = |document: &mut MachineDocument| {
+        (document.disks, document.incoming) = (vec![disk()], Some(incoming("b")));
+    };
+    restarted_with(&mut pair, change).await;
+    // Its QEMU is on record, and does not come to its disk.
+    pair.wait("it is given up", || pair.a.daemon().machine(NAME).is_err()).await;
+    assert_eq!(qemu.state().killed, [1]);
+    assert!(pair.a.daemon().volume("x").is_ok(), "the other volume stays");
+}
