@@ -139,7 +139,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         return Err(Error::new(ErrorCode::NotFound, message).with_hint("name the daemon's with --state-dir"));
     }
     // One rescue of each volume may run beside others, but none beside a daemon.
-    let lock = StateDir::share(&state_dir)?;
+    let lock = StateDir::share(&state_dir, &*env).await?;
     let layout = Layout::new(&state_dir, RealFiles::shared());
     if !layout.volume(name).is_dir() {
         return Err(no_volume(name));

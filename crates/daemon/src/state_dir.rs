@@ -260,7 +260,7 @@ impl StateDir {
         // Volumes' contents may be seen through sockets below it.
         let private = rustix::fs::chmod(root, Mode::from_raw_mode(0o700));
         private.map_err(|error| of_state(error.into(), format!("protecting {}", root.display())))?;
-        let lock = lock_root(root, env).await?;
+        let lock = lock_as_owner(root, env).await?;
         Self::over(Layout::new(root, RealFiles::shared()), Some(lock))
     }
 
@@ -275,20 +275,9 @@ impl StateDir {
         Ok(Self { layout, _lock: lock })
     }
 
-    /// Keeps daemons out while volumes are rescued, beside others who do the same.
-    pub(crate) fn share(root: &Path) -> Result<File> {
-        let path = root.join("lock");
-        let attempt = |error: std::io::Error| of_state(error, format!("locking {}", path.display()));
-        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(attempt)?;
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let message = format!("a transhumed uses {}", root.display());
-                Err(Error::new(ErrorCode::StateLocked, message)
-                    .with_hint("it serves the volume itself; rescue is for when it cannot start"))
-            }
-            Err(error) => Err(attempt(error.into())),
-        }
+    /// Keeps daemons out while volumes are rescued, beside others who do the same. Waits as [`open`](Self::open) does.
+    pub(crate) async fn share(root: &Path, env: &dyn Env) -> Result<File> {
+        lock_root(root, FlockOperation::NonBlockingLockShared, env).await
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -400,35 +389,53 @@ impl OwnerState {
             return if owner.is_empty() { Self::Alive } else { Self::Gone };
         }
         match state_of(&process) {
-            Some((_, 'Z' | 'X')) => {}
-            _ => return Self::Alive,
+            Some(found) if !found.is_ending => return Self::Alive,
+            _ => {}
         }
         let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
-        let hangs = threads.filter_map(|thread| state_of(&thread.path())).filter(|(_, state)| *state == 'D');
-        let names: Vec<String> = hangs.map(|(name, _)| name).collect();
+        let hangs = threads.filter_map(|thread| state_of(&thread.path())).filter(|found| found.waits);
+        let names: Vec<String> = hangs.map(|found| found.name).collect();
         if names.is_empty() { Self::Gone } else { Self::Hangs(names.join(", ")) }
     }
 }
 
-/// The name and the state of a process or thread, by its directory below `/proc`.
-fn state_of(directory: &Path) -> Option<(String, char)> {
+/// What the kernel says of a process or thread.
+#[derive(Debug, PartialEq, Eq)]
+struct ThreadState {
+    name: String,
+    /// It waits in the kernel for a device or a server, whatever is sent to it.
+    waits: bool,
+    /// It will not run any more. Its end may still wait for something.
+    is_ending: bool,
+}
+
+/// `PF_EXITING` of the kernel.
+const IS_EXITING: u64 = 4;
+
+/// The state of a process or thread, by its directory below `/proc`.
+fn state_of(directory: &Path) -> Option<ThreadState> {
     parse_stat(&std::fs::read_to_string(directory.join("stat")).ok()?)
 }
 
-/// `PID (NAME) STATE ...`, where a name may have anything in it.
-fn parse_stat(stat: &str) -> Option<(String, char)> {
+/// `PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS ...`, where a name may have anything in it.
+fn parse_stat(stat: &str) -> Option<ThreadState> {
     let (before, after) = stat.rsplit_once(')')?;
-    Some((before.split_once('(')?.1.to_owned(), after.trim_start().chars().next()?))
+    let words: Vec<&str> = after.split_whitespace().collect();
+    let state = *words.first()?;
+    let flags: u64 = words.get(6).and_then(|flags| flags.parse().ok()).unwrap_or_default();
+    let is_ending = matches!(state, "Z" | "X") || flags & IS_EXITING != 0;
+    Some(ThreadState { name: before.split_once('(')?.1.to_owned(), waits: state == "D", is_ending })
 }
 
-async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
+/// Opens and locks what keeps others out, waiting for an owner that was killed a moment ago.
+async fn lock_root(root: &Path, how: FlockOperation, env: &dyn Env) -> Result<File> {
     let path = root.join("lock");
     let attempt = |error: std::io::Error| of_state(error, format!("locking {}", path.display()));
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(attempt)?;
     let start = env.now();
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => break,
+        match flock(&file, how) {
+            Ok(()) => return Ok(file),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(attempt(error.into())),
         }
@@ -437,25 +444,44 @@ async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
         let owner = owner.trim();
         let state = OwnerState::of(owner);
         if state == OwnerState::Alive || env.now().since(start) > DEAD_OWNER_WAIT {
-            if let OwnerState::Hangs(threads) = state {
-                let message = format!(
-                    "transhumed (process {owner}) has died, and still has {}: {threads} of it wait in the kernel",
-                    root.display()
-                );
-                return Err(Error::new(ErrorCode::StateLocked, message).with_hint(
-                    "a device does not answer (`journalctl -k`, /proc/PID/task/*/stack): it must answer or fail first",
-                ));
-            }
-            let message = format!("another transhumed (process {owner}) uses {}", root.display());
-            return Err(Error::new(ErrorCode::StateLocked, message)
-                .with_hint("stop that one first, or give this one another --state-dir"));
+            return Err(refusal(root, owner, &state, how));
         }
         env.sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Why the directory, which the process `owner` has, is not there for somebody who would lock it.
+fn refusal(root: &Path, owner: &str, state: &OwnerState, how: FlockOperation) -> Error {
+    if let OwnerState::Hangs(threads) = state {
+        let message = format!(
+            "transhumed (process {owner}) has died, and still has {}: {threads} of it wait in the kernel",
+            root.display()
+        );
+        return Error::new(ErrorCode::StateLocked, message).with_hint(
+            "a device does not answer (`journalctl -k`, /proc/PID/task/*/stack): it must answer or fail first",
+        );
+    }
+    let root = root.display();
+    let (message, hint) = match how {
+        FlockOperation::NonBlockingLockShared => (
+            format!("a transhumed uses {root} (process {owner})"),
+            "it serves the volume itself; rescue is for when it cannot start",
+        ),
+        _ => (
+            format!("another transhumed (process {owner}) uses {root}"),
+            "stop that one first, or give this one another --state-dir",
+        ),
+    };
+    Error::new(ErrorCode::StateLocked, message).with_hint(hint)
+}
+
+/// The same for a daemon, which leaves its number there.
+async fn lock_as_owner(root: &Path, env: &dyn Env) -> Result<File> {
+    let mut file = lock_root(root, FlockOperation::NonBlockingLockExclusive, env).await?;
     std::io::Seek::rewind(&mut file)
         .and_then(|()| file.set_len(0))
         .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(attempt)?;
+        .map_err(|error| of_state(error, format!("locking {}", root.join("lock").display())))?;
     Ok(file)
 }
 
@@ -471,6 +497,9 @@ mod tests {
         let error = StateDir::open(directory.path(), &env).await.err().expect("a second got it");
         assert_eq!(error.code, ErrorCode::StateLocked);
 
+        let error = StateDir::share(directory.path(), &env).await.expect_err("a rescue got it");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("rescue")), "{error:?}");
+
         state.begin_volume("whole", Bytes::kib(192)).expect("begun");
         state.finish_volume("whole").expect("counts");
         state.begin_volume("half", Bytes::kib(192)).expect("begun");
@@ -483,14 +512,35 @@ mod tests {
         assert_eq!(state.volume_names().expect("listed").len(), 0);
     }
 
+    #[tokio::test]
+    async fn a_rescue_waits_for_what_a_dead_daemon_leaves_behind() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let env = env::RealEnv::new();
+        let lock = lock_as_owner(directory.path(), &env).await.expect("the first gets it");
+        // Nobody has this number.
+        std::fs::write(directory.path().join("lock"), "4194305").expect("written");
+        let (begun, limit) = (std::time::Instant::now(), Duration::from_millis(300));
+        let (shared, ()) = futures::join!(StateDir::share(directory.path(), &env), async {
+            env.sleep(limit).await;
+            drop(lock);
+        });
+        shared.expect("it is free then");
+        assert!(begun.elapsed() >= limit, "it was not waited for");
+    }
+
     #[test]
     fn a_process_is_alive_or_gone_and_a_thread_that_hangs_is_seen() {
         assert_eq!(OwnerState::of(&std::process::id().to_string()), OwnerState::Alive);
         assert_eq!(OwnerState::of("4194305"), OwnerState::Gone);
-        assert_eq!(parse_stat("12 (iou-wrk-(9) x) D 1 2"), Some(("iou-wrk-(9) x".to_owned(), 'D')));
+        let state = |name: &str, waits, is_ending| Some(ThreadState { name: name.to_owned(), waits, is_ending });
+        assert_eq!(parse_stat("12 (iou-wrk-(9) x) D 1 2"), state("iou-wrk-(9) x", true, false));
+        assert_eq!(parse_stat("12 (a) Z 1 12 12 0 -1 4227084 0"), state("a", false, true));
+        // As one that was killed and waits for a server that it tells of the end of its files.
+        assert_eq!(parse_stat("12 (transhumed) D 1 12 12 0 -1 4195588 0"), state("transhumed", true, true));
+        assert_eq!(parse_stat("12 (transhumed) D 1 12 12 0 -1 4195584 0"), state("transhumed", true, false));
         let mut child = std::process::Command::new("true").spawn().expect("started");
         let process = PathBuf::from("/proc").join(child.id().to_string());
-        while state_of(&process).is_none_or(|(_, state)| state != 'Z') {
+        while !std::fs::read_to_string(process.join("stat")).expect("it is a child").contains(") Z ") {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(OwnerState::of(&child.id().to_string()), OwnerState::Gone, "nothing of it hangs");
