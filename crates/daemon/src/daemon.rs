@@ -421,7 +421,8 @@ impl Daemon {
     pub(crate) fn require_descriptors(&self) -> Result<()> {
         // A client of each that has none, and rings for it.
         let alone = self.volumes().iter().filter(|volume| volume.connections() == 0).count();
-        descriptors::require_room(3 * alone)
+        let of_devices = self.backends.descriptors_to_come(self.config.worker_count());
+        descriptors::require_room(3 * alone + of_devices)
     }
 
     pub(crate) fn refuse_known(&self, new: &NewVolume) -> Result<()> {

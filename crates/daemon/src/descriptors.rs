@@ -6,8 +6,10 @@
 //!   │                                       │ no more volumes        │ no clients   │ 8 of them are kept for the API
 //! ```
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 
 use api::v1::{Error, ErrorCode};
 use rustix::io::Errno;
@@ -43,10 +45,23 @@ impl Usage {
         self.used + expected > self.limit / 10 * 9
     }
 
-    /// How many volumes may come back at a start.
-    pub(crate) const fn volumes(self) -> usize {
-        (self.limit / 10 * 9).saturating_sub(self.used).div_euclid(OF_A_VOLUME) as usize
+    /// How many volumes may come back at a start, of those whose images are at `places`. A device takes `of_a_device` for
+    /// all of its images.
+    pub(crate) fn volumes(self, places: &[Option<PathBuf>], of_a_device: u64) -> usize {
+        let mut left = (self.limit / 10 * 9).saturating_sub(self.used);
+        let mut devices = HashSet::new();
+        let fit = places.iter().take_while(|place| {
+            let is_new = place.as_deref().is_some_and(|place| devices.insert(device_by_name(place)));
+            let rest = left.checked_sub(OF_A_VOLUME + if is_new { of_a_device } else { 0 });
+            rest.inspect(|rest| left = *rest).is_some()
+        });
+        fit.count()
     }
+}
+
+/// What is the same only for images of one device, as far as names tell: nothing is asked of a device, which may hang.
+fn device_by_name(image: &Path) -> &Path {
+    if image.starts_with("/dev") { image } else { image.parent().unwrap_or(image) }
 }
 
 fn limit() -> u64 {
@@ -126,7 +141,15 @@ mod tests {
     fn volumes_are_refused_before_clients_are_and_the_api_has_some_of_its_own() {
         let is_short = |used, expected| Usage { used, limit: 1024 }.is_short(expected);
         assert!(!is_short(900, 0) && is_short(919, 0) && is_short(900, 20));
-        assert_eq!([900, 1000].map(|used| Usage { used, limit: 1024 }.volumes()), [2, 0]);
+        let places = |names: &[&str]| names.iter().map(|name| Some(PathBuf::from(name))).collect::<Vec<_>>();
+        let of_one = places(&["/vm/a", "/vm/b", "/vm/c"]);
+        let volumes = |used, places: &[_]| Usage { used, limit: 1024 }.volumes(places, 5);
+        assert_eq!([890, 900, 1000].map(|used| volumes(used, &of_one)), [2, 1, 0]);
+        assert_eq!(volumes(0, &of_one), 3);
+        assert_eq!(volumes(890, &[None, None, None, None]), 3, "other hosts' volumes need no device here");
+        for names in [["/dev/vda", "/dev/vdb"], ["/vm/a", "/other/a"]] {
+            assert_eq!([891, 890].map(|used| volumes(used, &places(&names))), [1, 2], "{names:?} are of two devices");
+        }
         let usage = Usage::now();
         assert!(usage.used > 2 && usage.used < usage.limit, "{usage:?}");
         let limit = RawFd::try_from(usage.limit.min(1 << 30)).expect("small");

@@ -261,7 +261,7 @@ impl OpenBackend {
         let qemu_locks = match open_options.qemu {
             // A read-only export may stand beside others that read.
             _ if open_options.read_only => None,
-            QemuRule::Exclude => Some(take_once_free(spec.path(), open_options.lock_wait, env).await?),
+            QemuRule::Exclude => Some(backend.keep(take_once_free(spec.path(), open_options.lock_wait, env).await?)),
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
@@ -335,6 +335,11 @@ impl OpenBackend {
         self.backend.as_ref()
     }
 
+    /// Why it promises nothing durable any more, in words, if so.
+    pub(crate) fn sync_failure(&self) -> Option<String> {
+        self.backend.as_ref()?.sync_failure().map(|error| error.context().to_owned())
+    }
+
     /// What it takes to read the same bytes past the page cache.
     pub(crate) fn comparison_spec(&self) -> PastCache {
         match self.backend.as_ref().map(|backend| backend.engine()) {
@@ -348,7 +353,9 @@ impl OpenBackend {
             }
             Some(Engine::PageCache) => match &self.place {
                 Location::Local(spec) => {
-                    PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct), self.image().map(Box::new))
+                    let helpers = self.backend.as_ref().and_then(|backend| backend.helpers()).map(Arc::clone);
+                    let image = self.image().map(Box::new);
+                    PastCache::Reopen { spec: spec.clone().with_cache(CacheMode::Direct), image, helpers }
                 }
                 Location::Remote(_) | Location::Foreign(_) => PastCache::Never,
             },
@@ -438,7 +445,11 @@ impl OpenBackend {
     pub(crate) fn retake_qemu_locks(&mut self) -> block::Result<()> {
         // A volume of another host has no image here that a QEMU could have.
         if let (None, Some(path)) = (&self.qemu_locks, self.place.local_path()) {
-            self.qemu_locks = Some(QemuLocks::take_beside(path)?);
+            let locks = QemuLocks::take_beside(path)?;
+            self.qemu_locks = Some(match &self.backend {
+                Some(backend) => backend.keep(locks),
+                None => locks,
+            });
         }
         Ok(())
     }
@@ -539,7 +550,7 @@ pub(crate) enum PastCache {
     /// The backend does that itself.
     Same(Device),
     /// The file must be opened once more, and be the same.
-    Reopen(BackendSpec, Option<Box<ImageIdentity>>),
+    Reopen { spec: BackendSpec, image: Option<Box<ImageIdentity>>, helpers: Option<Arc<Helpers>> },
     /// The file is in memory.
     Never,
 }
@@ -550,8 +561,8 @@ impl PastCache {
         match self {
             Self::Same(device) => Some(device),
             Self::Never => None,
-            Self::Reopen(spec, image) => {
-                let mut options = OpenOptions::read_only();
+            Self::Reopen { spec, image, helpers } => {
+                let mut options = OpenOptions { helpers, ..OpenOptions::read_only() };
                 options.advertised_size = open_options.size_advertised;
                 options.size_limit = open_options.size_limit;
                 options.lock_wait = None;

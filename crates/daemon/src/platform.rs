@@ -80,6 +80,17 @@ pub struct StoreFile {
 
 /// The files and block devices that hold volumes.
 pub trait Backends: OverlayBackends {
+    /// How many descriptors of this process are still to be taken for the devices of what is open, where so many
+    /// `workers` ask each.
+    fn descriptors_to_come(&self, _workers: usize) -> usize {
+        0
+    }
+
+    /// How many are taken for a device.
+    fn descriptors_of_a_device(&self, _workers: usize) -> usize {
+        0
+    }
+
     /// Opens a file of the state directory.
     ///
     /// # Errors

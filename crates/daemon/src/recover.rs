@@ -57,7 +57,10 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     // Before any that waited can take one: volumes come back in no order.
     let running_jobs: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
     let usage = Usage::now();
-    let (now, later) = volumes.split_at(usage.volumes().min(volumes.len()));
+    let places: Vec<_> =
+        volumes.iter().map(|volume| volume.document().backend.local_path().map(Path::to_owned)).collect();
+    let of_a_device = daemon.backends.descriptors_of_a_device(daemon.config.worker_count());
+    let (now, later) = volumes.split_at(usage.volumes(&places, of_a_device as u64));
     later.iter().for_each(|volume| volume.set_problem(descriptors::shortage(usage)));
     if !later.is_empty() {
         later::recover_later(daemon, later);

@@ -456,6 +456,7 @@ impl Volume {
         let remote_device = self.remote_device();
         let problem = self.problem().as_ref().map(ToString::to_string);
         let problem = problem.or_else(|| remote_device.as_ref().and_then(|remote_device| remote_device.problem()));
+        let problem = problem.or_else(|| self.with_backend(|open_backend| open_backend.sync_failure()).flatten());
         let state = match (&problem, &job) {
             _ if self.slot().is_none() && self.incoming.lock().is_some() => VolumeState::Incoming,
             _ if self.slot().is_none() => VolumeState::Down,

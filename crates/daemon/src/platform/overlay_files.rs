@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Result};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use backends::{BackendSpec, CacheMode, FileBackend, ImageIdentity, OpenOptions, in_place, reserve};
+use backends::{BackendSpec, CacheMode, FileBackend, Helpers, ImageIdentity, OpenOptions, in_place, reserve};
 use block::{Bytes, Device};
 
 use super::OverlayOpening;
@@ -36,6 +37,7 @@ pub(super) async fn make(
     number: u32,
     length: Bytes,
     opening: OverlayOpening<'_>,
+    helpers: Option<&Arc<Helpers>>,
 ) -> block::Result<Device> {
     let path = path_of(image, number);
     let made = {
@@ -47,7 +49,7 @@ pub(super) async fn make(
     let made = made.unwrap_or_else(|ended| Err(std::io::Error::other(ended)));
     made.map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
     // It is a new one.
-    open(image, number, OverlayOpening { known: None, ..opening }).await
+    open(image, number, OverlayOpening { known: None, ..opening }, helpers).await
 }
 
 fn make_file(path: &Path, length: Bytes, reserves: bool) -> Result<()> {
@@ -63,7 +65,12 @@ fn make_file(path: &Path, length: Bytes, reserves: bool) -> Result<()> {
     File::open(folder_of(path))?.sync_all()
 }
 
-pub(super) async fn open(image: &Path, number: u32, opening: OverlayOpening<'_>) -> block::Result<Device> {
+pub(super) async fn open(
+    image: &Path,
+    number: u32,
+    opening: OverlayOpening<'_>,
+    helpers: Option<&Arc<Helpers>>,
+) -> block::Result<Device> {
     let path = path_of(image, number);
     if let Some(known) = opening.known.filter(|_| path.exists()) {
         // Another file is not opened for writing.
@@ -73,7 +80,8 @@ pub(super) async fn open(image: &Path, number: u32, opening: OverlayOpening<'_>)
     let spec = BackendSpec::file(&path).with_cache(CacheMode::Page);
     // What is reserved stays reserved.
     let trim = !fs::metadata(&path).is_ok_and(|found| found.blocks() * 512 >= found.len());
-    let options = OpenOptions { lock_wait: Some(opening.lock_wait), trim, ..OpenOptions::default() };
+    let helpers = helpers.map(Arc::clone);
+    let options = OpenOptions { lock_wait: Some(opening.lock_wait), trim, helpers, ..OpenOptions::default() };
     let backend = FileBackend::open(&spec, &options, opening.env).await?;
     if let Some(known) = opening.known {
         // The name may have changed between the look and the opening.

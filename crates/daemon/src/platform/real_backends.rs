@@ -45,6 +45,14 @@ impl RealBackends {
 }
 
 impl Backends for RealBackends {
+    fn descriptors_to_come(&self, workers: usize) -> usize {
+        self.helpers.as_ref().map_or(0, |helpers| helpers.descriptors_to_come(workers))
+    }
+
+    fn descriptors_of_a_device(&self, workers: usize) -> usize {
+        self.helpers.as_ref().map_or(0, |_| Helpers::descriptors_of_a_device(workers))
+    }
+
     fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
         Box::pin(async move {
             // Through the page cache: a forced write of a few KiB, on every file system.
@@ -196,7 +204,7 @@ impl OverlayBackends for RealBackends {
         length: Bytes,
         opening: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
-        Box::pin(overlay_files::make(image, number, length, opening))
+        Box::pin(overlay_files::make(image, number, length, opening, self.helpers.as_ref()))
     }
 
     fn open_overlay<'a>(
@@ -205,7 +213,7 @@ impl OverlayBackends for RealBackends {
         number: u32,
         opening: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
-        Box::pin(overlay_files::open(image, number, opening))
+        Box::pin(overlay_files::open(image, number, opening, self.helpers.as_ref()))
     }
 
     fn overlay_identity(&self, image: &Path, number: u32) -> Option<ImageIdentity> {

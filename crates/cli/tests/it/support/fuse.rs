@@ -60,15 +60,8 @@ impl FuseDevice {
             .stdin(Stdio::null())
             .spawn()
             .expect("setpriv is there");
-        let (watch, is_over) = channel();
-        let pid = Pid::from_child(&server);
+        let watch = watch(&server);
         let mut made = Self { server, mount, file, device: String::new(), open: None, _watch: watch };
-        std::thread::spawn(move || {
-            if is_over.recv_timeout(HANG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // The test fails by then.
-                let _ = kill_process(pid, Signal::CONT);
-            }
-        });
         let through = made.mount.join("far.img");
         let start = Instant::now();
         while !through.exists() {
@@ -130,6 +123,80 @@ impl Drop for FuseDevice {
         self.open = None;
         let _ = Command::new("umount").arg("-l").arg(&self.mount).status();
         // What is still under way fails then.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// Has `server` go on after a while, unless what this gives is dropped before.
+fn watch(server: &Child) -> Sender<()> {
+    let (watch, is_over) = channel();
+    let pid = Pid::from_child(server);
+    std::thread::spawn(move || {
+        if is_over.recv_timeout(HANG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            // The test fails by then.
+            let _ = kill_process(pid, Signal::CONT);
+        }
+    });
+    watch
+}
+
+/// A file that is a FUSE file system of its own. Its server is asked whenever somebody closes it. Must be dropped before the
+/// daemon that uses it.
+pub(crate) struct FuseExport {
+    server: Child,
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// Ends the thread that lets the server go on.
+    _watch: Sender<()>,
+}
+
+impl FuseExport {
+    /// Of `bytes`, in the world's directory.
+    pub(crate) fn new(world: &World, bytes: u64) -> Self {
+        let (behind, file) = (world.path("behind.img"), world.path("export.img"));
+        for file in [&behind, &file] {
+            File::create(file).expect("created");
+        }
+        File::options().write(true).open(&behind).and_then(|file| file.set_len(bytes)).expect("extended");
+        let disk = format!("driver=file,node-name=disk,filename={}", behind.display());
+        let export =
+            format!("type=fuse,id=export,node-name=disk,writable=on,growable=off,mountpoint={}", file.display());
+        let server = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev", &disk, "--export", &export])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("setpriv is there");
+        let watch = watch(&server);
+        let mut made = Self { server, file, _watch: watch };
+        let start = Instant::now();
+        while std::fs::metadata(&made.file).map_or(0, |found| found.len()) != bytes {
+            let ended = made.server.try_wait().expect("a child");
+            assert!(
+                ended.is_none() && start.elapsed() < HANG,
+                "qemu-storage-daemon does not come up: run `make setup`"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        made
+    }
+
+    /// The server answers nothing any more.
+    pub(crate) fn stop(&self) {
+        signal(&self.server, Signal::STOP);
+    }
+
+    /// The server goes on.
+    pub(crate) fn go_on(&self) {
+        signal(&self.server, Signal::CONT);
+    }
+}
+
+impl Drop for FuseExport {
+    fn drop(&mut self) {
+        // First of all: whatever waits for the server cannot be ended otherwise.
+        let _ = kill_process(Pid::from_child(&self.server), Signal::CONT);
+        let _ = Command::new("umount").arg("-l").arg(&self.file).status();
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
