@@ -14,6 +14,7 @@ use migrate::{ColdOptions, ColdProgress, copy_cold};
 use nbd::NbdUri;
 use serde::Serialize;
 
+use crate::file_limit::outlive_file_limit;
 use crate::foreign::{inspect, parse_uri};
 use crate::location::parse_backend;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend, suited};
@@ -97,6 +98,7 @@ pub fn copy(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<CopyOu
 }
 
 async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<CopyOutcome> {
+    outlive_file_limit()?;
     let env: EnvRef = std::sync::Arc::new(RealEnv::new());
     let start = env.now();
     let source = Source::open(&request.source, &env).await?;

@@ -34,6 +34,7 @@ mod descriptors;
 mod device_identity;
 mod disk;
 mod document;
+mod file_limit;
 mod foreign;
 mod free_space;
 mod gauge;

@@ -19,6 +19,7 @@ use crate::caches::Caches;
 use crate::config::Config;
 use crate::descriptors;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
+use crate::file_limit::outlive_file_limit;
 use crate::foreign::flush_last;
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
@@ -129,6 +130,7 @@ async fn open(
 async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
     descriptors::raise_limit();
+    outlive_file_limit()?;
     let config = Config::default();
     check_name(name)?;
     let state_dir = std::path::absolute(state_dir)

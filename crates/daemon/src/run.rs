@@ -13,6 +13,7 @@ use crate::args::Args;
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::file_limit::outlive_file_limit;
 use crate::hosts::{HostNetwork, NoHosts, RealHosts};
 use crate::http::ApiListener;
 use crate::listeners::Listeners;
@@ -80,6 +81,7 @@ async fn serve(args: &Args, config: Config, log: &Log) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
     // From here on a terminal that goes away ends nothing.
     let hangup = on_signal(SignalKind::hangup())?;
+    outlive_file_limit()?;
     let api_path = listen_path(&args.listen)?;
     let state_dir = std::path::absolute(&args.state_dir)
         .map_err(|error| of_state(error, format!("looking at {}", args.state_dir.display())))?;

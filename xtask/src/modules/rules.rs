@@ -16,6 +16,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "descriptors",
             "device_identity",
             "disk",
+            "file_limit",
             "free_space",
             "gauge",
             "handed_over",

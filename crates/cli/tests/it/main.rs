@@ -13,6 +13,7 @@ mod caches_over_nbd;
 mod copies;
 mod device_helpers;
 mod disturbed_targets;
+mod file_limits;
 mod fixtures;
 mod garbage;
 mod host_errors;
