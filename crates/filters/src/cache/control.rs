@@ -21,7 +21,7 @@ const LOOK_STEP: u64 = 4096;
 /// so many are added or taken away,
 const RESIZED_AT_ONCE: usize = 64 << 10;
 /// and so many slots of a table that is made anew are brought over.
-const MOVED_AT_ONCE: usize = 2048;
+const MOVED_AT_ONCE: usize = 8192;
 /// So long whoever walks over all places leaves the record alone between two holds.
 const REST: Duration = Duration::from_millis(1);
 
