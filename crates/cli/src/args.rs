@@ -514,6 +514,9 @@ pub(crate) struct ResolveArgs {
     /// The host that it was moved from is to hold it
     #[arg(long)]
     pub(crate) give_back: bool,
+    /// Give it back although the other host does not answer: if that has taken it, there are two of it
+    #[arg(long, requires = "give_back")]
+    pub(crate) risk: bool,
 }
 
 #[derive(Debug, Args)]

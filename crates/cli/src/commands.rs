@@ -84,7 +84,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
                 (false, true) => Some(Decision::GiveBack),
                 (false, false) => None,
             };
-            let resolution = client.resolve(&args.name, &ResolveRequest { decision }).await?;
+            let resolution = client.resolve(&args.name, &ResolveRequest { decision, at_risk: args.risk }).await?;
             print(json, &resolution, || show::resolution(&resolution))
         }
         Command::Jobs(args) => {

@@ -87,7 +87,7 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
                 (false, true) => Some(Decision::GiveBack),
                 (false, false) => None,
             };
-            let found = client.resolve_vm(&args.name, &ResolveRequest { decision }).await?;
+            let found = client.resolve_vm(&args.name, &ResolveRequest { decision, at_risk: args.risk }).await?;
             print(json, &found, || found.iter().map(show::resolution).collect::<Vec<_>>().join("\n\n"))?;
         }
     }

@@ -6,13 +6,16 @@
 //! it.
 //!
 //! ```text
-//!    ╭──▶ open ──────────────────────▶ committed     by the source, while its guest is held
-//!    │     │ ╲ the source takes a doubt back, once more
-//!    │     │  ╰──────▶ withdrawn 1 ──▶ withdrawn 2 ──▶ ...
-//!    │     │               ╰────────────┴──▶ committed, as above
-//!    │     ╰────────────── or ─────────────▶ abandoned     by the target, which takes the volume no more
 //!  nothing is kept
+//!    ╰──▶ open ──────────────────────▶ committed     by the source, while its guest is held
+//!          │ ╲ the source takes a doubt back, once more
+//!          │  ╰──────▶ withdrawn 1 ──▶ withdrawn 2 ──▶ ...
+//!          │               ╰────────────┴──▶ committed, as above
+//!          ╰────────────── or ─────────────▶ abandoned     by the target, which takes the volume no more
 //! ```
+//!
+//! The source writes *open* before its guest is held. So a move that was asked about and of which nothing is kept was
+//! forgotten: the arbiter was restored from an older state. That is no ruling, and nobody goes on by it.
 //!
 //! A commit names the ruling that it follows. So a commit that was asked for long ago, and whose answer nobody has,
 //! cannot arrive after it was taken back. A host that cannot reach the arbiter does not know the ruling, and does
@@ -29,9 +32,14 @@ use uuid::Uuid;
 
 use crate::problem::Result;
 
+/// How often a ruling may change while somebody abandons a move. Only the source changes it, once a switchover.
+const ABANDON_TRIES: u32 = 10;
+
 /// What has been decided of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ruling {
+    /// Nothing is kept: the source has not announced the move yet, or what was decided is forgotten.
+    Unknown,
     /// The source holds the volume and may commit.
     Open,
     /// The same, after it has taken so many commits in doubt back.
@@ -56,15 +64,16 @@ impl Ruling {
     pub(crate) const fn withdrawals(self) -> u32 {
         match self {
             Self::Withdrawn(withdrawals) => withdrawals,
-            Self::Open | Self::Committed | Self::Abandoned => 0,
+            Self::Unknown | Self::Open | Self::Committed | Self::Abandoned => 0,
         }
     }
 
-    /// The words that are kept; none for what is open.
+    /// The words that are kept; none for what is not. An older version reads *open* as the 0th withdrawal, which is the same.
     #[must_use]
     pub fn to_text(self) -> Option<String> {
         match self {
-            Self::Open => None,
+            Self::Unknown => None,
+            Self::Open => Some("withdrawn 0".to_owned()),
             Self::Withdrawn(number) => Some(format!("withdrawn {number}")),
             Self::Committed => Some("committed".to_owned()),
             Self::Abandoned => Some("abandoned".to_owned()),
@@ -77,13 +86,14 @@ impl Ruling {
         match text {
             "committed" => Some(Self::Committed),
             "abandoned" => Some(Self::Abandoned),
-            text => Some(Self::Withdrawn(text.strip_prefix("withdrawn ")?.parse().ok()?)),
+            text => Some(Self::after(text.strip_prefix("withdrawn ")?.parse().ok()?)),
         }
     }
 
     /// What it means, for people.
     pub(crate) const fn meaning(self) -> &'static str {
         match self {
+            Self::Unknown => "it knows nothing of the move",
             Self::Open | Self::Withdrawn(_) => "the volume has not been given up",
             Self::Committed => "the volume has been given up to the target",
             Self::Abandoned => "the target takes it no more",
@@ -117,10 +127,13 @@ pub trait Arbiter: Send + Sync {
 /// first.
 pub(crate) async fn abandon(arbiter: &dyn Arbiter, job: Uuid) -> Result<Ruling> {
     let mut ruling = arbiter.ruling(job).await?;
-    while !matches!(ruling, Ruling::Committed | Ruling::Abandoned) {
+    for _ in 0..ABANDON_TRIES {
+        if matches!(ruling, Ruling::Committed | Ruling::Abandoned) {
+            return Ok(ruling);
+        }
         ruling = arbiter.decide(job, ruling, Ruling::Abandoned).await?;
     }
-    Ok(ruling)
+    Err(unreachable("its ruling changes each time that it is asked"))
 }
 
 /// The arbiter that the configuration names, if any.
@@ -153,10 +166,11 @@ mod tests {
 
     #[test]
     fn verdicts_are_read_as_they_are_written() {
-        for ruling in [Ruling::Withdrawn(1), Ruling::Withdrawn(77), Ruling::Committed, Ruling::Abandoned] {
+        for ruling in [Ruling::Open, Ruling::Withdrawn(1), Ruling::Withdrawn(77), Ruling::Committed, Ruling::Abandoned]
+        {
             assert_eq!(Ruling::from_text(&ruling.to_text().expect("words")), Some(ruling));
         }
-        assert_eq!(Ruling::Open.to_text(), None);
+        assert_eq!(Ruling::Unknown.to_text(), None);
         for text in ["", "withdrawn", "withdrawn -1", "commit"] {
             assert_eq!(Ruling::from_text(text), None, "{text}");
         }

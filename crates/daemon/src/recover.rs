@@ -40,6 +40,8 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 const TARGET_LIMIT: Duration = Duration::from_secs(3);
 /// How often an arbiter that cannot be asked is asked again.
 const ARBITER_REST: Duration = Duration::from_secs(2);
+/// How long the stopped guest of a whole machine waits for an arbiter that does not answer.
+const ARBITER_PATIENCE: Duration = Duration::from_secs(10);
 /// What cannot be opened is tried again after this at first, and after twice as long each time, up to the limit.
 const OPEN_REST: Duration = Duration::from_secs(1);
 const OPEN_REST_MAX: Duration = Duration::from_secs(30);
@@ -201,6 +203,7 @@ async fn settle(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
 
 /// Who holds the volume nobody knows here: its guest waits until somebody says so.
 async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+    let began = daemon.env.now();
     loop {
         daemon.env.sleep(ARBITER_REST).await;
         let _operation = volume.operation.lock().await;
@@ -214,6 +217,14 @@ async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
                 return;
             }
             Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for whoever knows who holds it"),
+        }
+        let document = volume.document();
+        let group = document.job.as_deref().filter(|job| job.is_for_the_arbiter()).and_then(|job| job.group.as_ref());
+        if let Some(machine) = group.and_then(|group| group.machine.as_ref())
+            && daemon.env.now().since(began) >= ARBITER_PATIENCE
+        {
+            // Its guest is stopped at both hosts.
+            Box::pin(daemon.end_machine_doubt(machine, volume)).await;
         }
     }
 }

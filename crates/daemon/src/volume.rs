@@ -367,7 +367,7 @@ impl Volume {
     }
 
     /// Why it is not up.
-    fn problem(&self) -> Option<Error> {
+    pub(crate) fn problem(&self) -> Option<Error> {
         let late = || {
             let message = format!("what holds {} has not answered yet", self.name);
             let hint = "it is served as soon as it does; see whether its file system or its server is there";

@@ -118,6 +118,9 @@ pub struct ResolveRequest {
     /// What is decided; nothing if both records are only to be shown.
     #[serde(default)]
     pub decision: Option<Decision>,
+    /// It is done although the other host does not say that nothing stands against it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_risk: bool,
 }
 
 /// Who is to hold a volume.

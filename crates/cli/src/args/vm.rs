@@ -237,6 +237,9 @@ pub(crate) struct VmResolveArgs {
     /// The host that it was moved from is to hold them
     #[arg(long)]
     pub(crate) give_back: bool,
+    /// Give it back although the other host does not answer: if that has taken it, there are two of it
+    #[arg(long, requires = "give_back")]
+    pub(crate) risk: bool,
 }
 
 /// How a disk goes, as a user writes it.

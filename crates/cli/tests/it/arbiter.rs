@@ -68,7 +68,9 @@ fn pass(mut near: TcpStream, far: u16, way: &AtomicU8) {
             _ => return,
         }
     }
-    let decides = request.windows(7).any(|word| word == b"/kv/txn");
+    // Who announces a move makes its key.
+    let makes = request.windows(8).any(|word| word == b"\"CREATE\"");
+    let decides = !makes && request.windows(7).any(|word| word == b"/kv/txn");
     let way = way.load(Ordering::SeqCst);
     if way == Way::Closed as u8 || (decides && way == Way::NoDecisions as u8) {
         return;

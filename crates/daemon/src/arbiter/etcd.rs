@@ -47,7 +47,10 @@ impl Etcd {
         let mut failures = Vec::new();
         for member in &self.members {
             match env::timeout(&*self.env, ANSWER_LIMIT, post(member, path, body)).await {
-                Some(Ok(answer)) => return Ok(answer),
+                // Every answer of etcd names its cluster. A proxy's page does not, and an empty answer would be read as an empty
+                // range.
+                Some(Ok(answer)) if names_its_cluster(&answer) => return Ok(answer),
+                Some(Ok(_)) => failures.push(format!("{member} answers, and is no etcd")),
                 Some(Err(failure)) => failures.push(format!("{member} {failure}")),
                 None => failures.push(format!("{member} did not answer within {} s", ANSWER_LIMIT.as_secs())),
             }
@@ -92,6 +95,12 @@ impl Arbiter for Etcd {
     }
 }
 
+/// Whether that is an answer of etcd. Its gateway writes 64 bits as a string.
+fn names_its_cluster(answer: &Value) -> bool {
+    let cluster = &answer["header"]["cluster_id"];
+    cluster.is_string() || cluster.is_u64()
+}
+
 /// The key of a move's ruling, as the gateway has keys.
 fn key(job: Uuid) -> String {
     STANDARD.encode(format!("/transhume/moves/{job}"))
@@ -99,7 +108,7 @@ fn key(job: Uuid) -> String {
 
 /// The ruling in an answer to a range.
 fn kept(range: &Value) -> Result<Ruling> {
-    let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Ruling::Open) };
+    let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Ruling::Unknown) };
     let text = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.as_deref().and_then(Ruling::from_text).ok_or_else(|| unexpected(range))
 }
@@ -202,7 +211,9 @@ mod tests {
         let member = Member::start().await;
         for _ in 0..20 {
             let (source, target, job) = (member.cluster(), member.cluster(), Uuid::new_v4());
-            assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Open);
+            assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Unknown);
+            let announced = source.decide(job, Ruling::Unknown, Ruling::Open).await;
+            assert_eq!(announced.expect("an answer"), Ruling::Open);
             let committing = source.decide(job, Ruling::Open, Ruling::Committed);
             let both = futures::join!(committing, abandon(&target, job));
             let (one, other) = (both.0.expect("an answer"), both.1.expect("an answer"));
@@ -217,6 +228,9 @@ mod tests {
     async fn a_commit_that_arrives_after_it_was_taken_back_does_nothing() {
         let member = Member::start().await;
         let (source, job) = (member.cluster(), Uuid::new_v4());
+        let unannounced = source.decide(job, Ruling::Open, Ruling::Committed).await;
+        assert_eq!(unannounced.expect("an answer"), Ruling::Unknown, "a move was committed that is not known");
+        source.decide(job, Ruling::Unknown, Ruling::Open).await.expect("an answer");
         let taken_back = source.decide(job, Ruling::Open, Ruling::Withdrawn(1)).await;
         assert_eq!(taken_back.expect("an answer"), Ruling::Withdrawn(1));
         let late = source.decide(job, Ruling::Open, Ruling::Committed).await;
@@ -225,7 +239,7 @@ mod tests {
         assert_eq!(next.expect("an answer"), Ruling::Committed);
         assert_eq!(abandon(&source, job).await.expect("an answer"), Ruling::Committed);
         source.forget(job).await.expect("an answer");
-        assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Open);
+        assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Unknown);
     }
 
     #[tokio::test]
@@ -234,12 +248,34 @@ mod tests {
         let members = ["http://127.0.0.1:1".to_owned(), member.process.address()];
         let job = Uuid::new_v4();
         let etcd = Etcd::new(std::sync::Arc::new(RealEnv::new()), &members).expect("addresses");
-        let decided = etcd.decide(job, Ruling::Open, Ruling::Committed).await;
-        assert_eq!(decided.expect("the second member"), Ruling::Committed);
+        let decided = etcd.decide(job, Ruling::Unknown, Ruling::Open).await;
+        assert_eq!(decided.expect("the second member"), Ruling::Open);
         drop(member);
         let error = etcd.ruling(job).await.expect_err("nobody is there");
         assert_eq!(error.code, ErrorCode::ArbiterUnreachable);
         assert!(members.iter().all(|member| error.message.contains(&member["http://".len()..])), "{}", error.message);
+    }
+
+    #[tokio::test]
+    async fn what_answers_and_is_no_etcd_has_no_ruling() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let page = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a client");
+                let mut request = [0; 4096];
+                let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut request).await;
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await;
+            }
+        });
+        let etcd = Etcd::new(std::sync::Arc::new(RealEnv::new()), &[address]).expect("an address");
+        for error in [etcd.ruling(Uuid::nil()).await.err(), abandon(&etcd, Uuid::nil()).await.err()] {
+            let error = error.expect("a page of nobody rules");
+            assert_eq!(error.code, ErrorCode::ArbiterUnreachable);
+            assert!(error.message.contains("is no etcd"), "{}", error.message);
+        }
+        page.abort();
     }
 
     #[test]

@@ -363,6 +363,14 @@ pub trait Hypervisor: Send + Sync {
     /// The guest is still stopped.
     fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<()>>;
 
+    /// Stops the guest: another one may run elsewhere.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn stop(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { none() })
+    }
+
     /// The machine is the other host's: whoever manages it here ends it, if anybody does.
     fn leave(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})

@@ -433,6 +433,10 @@ impl Hypervisor for Qemu {
         Box::pin(async { machine::is_loaded(&self.qmp).await.map_err(|error| of_vm(&error)) })
     }
 
+    fn stop(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { machine::stop_guest(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
     fn run(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async { machine::start_guest(&self.qmp).await.map_err(|error| of_vm(&error)) })
     }

@@ -189,6 +189,9 @@ impl Daemon {
                     return Some(error);
                 }
                 let target = self.remote_target(volume, (host.clone(), name.clone()), options, request);
+                if let Err(error) = self.check_arbiter().await {
+                    return Some(error);
+                }
                 return match target {
                     Ok(target) => self.remote_refusal(&target, &volume.name).await,
                     Err(error) => Some(error),

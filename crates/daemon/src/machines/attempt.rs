@@ -101,6 +101,8 @@ struct State {
     /// How long the switchover has waited for caches.
     cache_wait: Option<Duration>,
     error: Option<Error>,
+    /// Why nobody knows whether the move counts.
+    doubt: Option<Error>,
     outcome: JobState,
 }
 
@@ -121,6 +123,7 @@ impl MachineMove {
             downtime: None,
             cache_wait: None,
             error: None,
+            doubt: None,
             outcome: JobState::Running,
         };
         Arc::new(Self {
@@ -215,6 +218,9 @@ impl MachineMove {
     /// # Errors
     /// It is too late.
     pub(crate) fn cancel(&self) -> Result<()> {
+        if let Some(doubt) = self.doubt() {
+            return Err(doubt);
+        }
         if self.is_committed.load(Ordering::Acquire) {
             let message = format!("{} is at {} already", self.name, self.host);
             return Err(Error::new(ErrorCode::WrongState, message).with_hint("move it back from there"));
@@ -239,7 +245,7 @@ impl MachineMove {
         };
         let outcome = match Box::pin(self.reach_commit(&daemon, &member)).await {
             Ok(proof) => Ok(proof),
-            Err(error) => match self.settle(&daemon, &machine, &member).await {
+            Err(error) => match self.settle(&daemon, &member).await {
                 Outcome::Committed(proof) => Ok(proof),
                 Outcome::NotCommitted(proof) => Err((error, proof)),
             },
@@ -392,6 +398,14 @@ impl MachineMove {
 
     pub(super) fn downtime_limit(&self) -> Duration {
         downtime_limit(&self.request)
+    }
+
+    pub(super) fn doubt(&self) -> Option<Error> {
+        self.state.lock().doubt.clone()
+    }
+
+    pub(super) fn set_doubt(&self, doubt: Option<Error>) {
+        self.state.lock().doubt = doubt;
     }
 
     pub(super) fn note_cache_wait(&self, waited: Duration) {

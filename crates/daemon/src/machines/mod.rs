@@ -27,6 +27,7 @@
 //! | `authority` | what only one of the two hosts may do, and by which proof |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `ending` | what is done at the end of a move, also after a restart |
+//! | `doubt` | a machine whose commit is in doubt, or that two hosts hold |
 //! | `move_rules` | what stands against a move whatever the other host says |
 //! | `early` | when the target's QEMU is started |
 //! | `incoming` | a move to here |
@@ -57,6 +58,7 @@ mod channel;
 mod departing_caches;
 mod document;
 mod domains;
+mod doubt;
 mod early;
 mod ending;
 mod forecast;

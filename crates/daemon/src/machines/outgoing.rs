@@ -115,6 +115,7 @@ impl Daemon {
         plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
         plan.refusals.extend(refusals_of(&document, &arrival.facts, &request));
         plan.refusals.extend(self.check_hook().err());
+        plan.refusals.extend(self.check_arbiter().await.err());
         let facts = arrival.facts.clone();
         let choice = self.choose_memory(&host, &*hypervisor, &request, (&document, &arrival, false)).await;
         let choice = choice.unwrap_or_else(|error| {
@@ -170,7 +171,8 @@ impl Daemon {
             Err(error) if error.code == ErrorCode::NotFound => Ok((None, None)),
             Err(error) => Err(error),
             Ok(planned) => {
-                let refusal = planned.refusal.clone();
+                // Of the whole machine that is said once.
+                let refusal = planned.refusal.clone().filter(|error| error.code != ErrorCode::ArbiterUnreachable);
                 Ok((Some(planned), refusal))
             }
         }
@@ -513,7 +515,7 @@ impl Daemon {
                 .with_hint("`transhume vm ls` shows every VM and where it is"));
         };
         moving.cancel()?;
-        moving.wait().await;
+        moving.over_or_in_doubt(self).await?;
         let over = self.show_machine_move(&machine)?;
         match over.state {
             api::v1::JobState::Cancelled | api::v1::JobState::Failed => Ok(over),
@@ -540,6 +542,11 @@ impl Daemon {
         let machine = self.machine(name)?;
         let mut found = Vec::new();
         for volume in volumes_under_way(self, &machine.document()) {
+            // The doubt about one ends with that about all.
+            let was_ended = request.decision.is_some() && found.iter().any(|one: &Resolution| one.done.is_some());
+            let is_asked =
+                volume.document().job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
+            let request = if was_ended && !is_asked { ResolveRequest::default() } else { request };
             found.push(self.resolve(&volume.name, request).await?);
         }
         Ok(found)

@@ -133,6 +133,9 @@ async fn outcome_of(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &Outgoing
             Err(error) => {
                 tracing::error!(vm = machine.name, %error, "what became of the move of a VM is not known yet");
                 *machine.problem.lock() = Some(error);
+                for volume in outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()) {
+                    daemon.note_doubt_after_restart(machine, &volume);
+                }
                 machine.may_be_forgotten.store(true, Ordering::Release);
             }
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::Bytes;
+use env::EnvRef;
 use migrate::stream::{Answer, Ask, Dialer, Remote, Role, SessionRequest, StreamOptions, VolumeStatus};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,7 @@ use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::hosts::HostName;
 use crate::location::{Location, RemoteVolume};
+use crate::platform::Hosts;
 use crate::problem::Result;
 use crate::rates::capacity;
 
@@ -46,6 +48,41 @@ impl PendingNotice {
     }
 }
 
+/// A session with the daemon of another host that only asks about a volume.
+async fn asking(
+    (env, hosts): (&EnvRef, &dyn Hosts),
+    remote: &RemoteVolume,
+    options: StreamOptions,
+) -> block::Result<Arc<Remote>> {
+    let dialer = HostName::new(&remote.host).and_then(|host| hosts.dialer(&host));
+    let dialer = dialer.map_err(|error| block::Error::new(block::ErrorKind::PermissionDenied, error.to_string()))?;
+    let request = SessionRequest {
+        volume: remote.volume.clone(),
+        job: random_uuid(&**env),
+        role: Role::Forward,
+        epoch: ASKING_EPOCH,
+        size: Bytes(remote.size),
+        request_alignment: remote.request_alignment,
+        origin: remote.job.to_string(),
+        layers: remote.layers.clone(),
+    };
+    Remote::connect(Arc::clone(env), dialer, request, options).await
+}
+
+/// What the daemon of another host answers about a volume within `limit`.
+pub(super) async fn ask_host(
+    platform: (&EnvRef, &dyn Hosts),
+    remote: &RemoteVolume,
+    ask: Ask,
+    limit: Duration,
+) -> block::Result<Answer> {
+    let options = StreamOptions { streams: 1, ..StreamOptions::default() };
+    let asking = async { asking(platform, remote, options).await?.call(ask).await };
+    env::timeout(&**platform.0, limit, asking).await.unwrap_or_else(|| {
+        Err(block::Error::new(block::ErrorKind::TimedOut, format!("{} does not answer", remote.host)))
+    })
+}
+
 impl Daemon {
     /// Connections to the host of a volume.
     ///
@@ -55,38 +92,17 @@ impl Daemon {
         HostName::new(&remote.host).and_then(|host| self.hosts.dialer(&host))
     }
 
-    /// A session with the daemon of another host that only asks about a volume.
-    async fn asking(&self, remote: &RemoteVolume, options: StreamOptions) -> block::Result<Arc<Remote>> {
-        let dialer = self.dialer_of(remote);
-        let dialer =
-            dialer.map_err(|error| block::Error::new(block::ErrorKind::PermissionDenied, error.to_string()))?;
-        let request = SessionRequest {
-            volume: remote.volume.clone(),
-            job: random_uuid(&*self.env),
-            role: Role::Forward,
-            epoch: ASKING_EPOCH,
-            size: Bytes(remote.size),
-            request_alignment: remote.request_alignment,
-            origin: remote.job.to_string(),
-            layers: remote.layers.clone(),
-        };
-        Remote::connect(Arc::clone(&self.env), dialer, request, options).await
-    }
-
     /// Asks the daemon of another host about a volume, without using it.
     pub(super) async fn ask_host(&self, remote: &RemoteVolume, ask: Ask) -> block::Result<Answer> {
-        let options = StreamOptions { streams: 1, ..StreamOptions::default() };
-        let asking = async { self.asking(remote, options).await?.call(ask).await };
-        env::timeout(&*self.env, 2 * ANSWER_LIMIT, asking).await.unwrap_or_else(|| {
-            Err(block::Error::new(block::ErrorKind::TimedOut, format!("{} does not answer", remote.host)))
-        })
+        ask_host((&self.env, &*self.hosts), remote, ask, 2 * ANSWER_LIMIT).await
     }
 
     /// What the network to another host carries at most, in bytes a second, over the streams that a move there would have.
     /// Nothing if that is not known soon.
     pub(crate) async fn capacity_to(&self, remote: &RemoteVolume) -> Option<u64> {
         let looking = async {
-            let session = self.asking(remote, self.stream_options(remote)).await.ok()?;
+            let options = self.stream_options(remote);
+            let session = asking((&self.env, &*self.hosts), remote, options).await.ok()?;
             // The other streams come soon after the first, or not at all.
             let until = self.env.now() + OTHERS_WAIT;
             while session.paths().iter().any(Option::is_none) && self.env.now() < until {
@@ -200,6 +216,7 @@ impl Daemon {
             }
             Err(error) if error.kind() == block::ErrorKind::Fenced => {
                 tracing::error!(%remote, error = error.chain(), "a host has taken a volume that was not to arrive there");
+                self.stop_beside(remote).await;
             }
             Err(error) if self.dialer_of(remote).is_ok() => {
                 tracing::info!(%remote, released, error = error.chain(), "a host could not be told of a volume");

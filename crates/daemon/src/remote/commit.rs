@@ -7,7 +7,7 @@
 //!
 //! Without an arbiter the fence in the source's journal is the commit point. With one it is the arbiter's verdict, and the
 //! fence says that it has been heard. *Asked* on record says that the verdict may be other than what the journal says: whoever
-//! finds it after a crash asks the arbiter before anybody is let in.
+//! finds it after a crash asks the arbiter before anybody is let in. How a doubt ends is said in [`doubt`](super::doubt).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,12 @@ use block::{BlockDevice, ErrorKind, IoFuture};
 use env::{Env, EnvRef};
 use migrate::{JobJournal, Phase};
 
+use super::doubt::{Awaited, OtherHost, settle_ruling};
 use super::remote_volume_device::RemoteVolumeDevice;
 use crate::arbiter::{Arbiter, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
-use crate::jobs::record_of;
+use crate::jobs::{JobHandle, record_of};
 use crate::journal::VolumeJournal;
 use crate::location::RemoteVolume;
 use crate::open_backend::OpenBackend;
@@ -40,10 +41,12 @@ pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &OpenBackend
     match target.remote_device() {
         Some(remote_device) => Arc::new(TwoPhases {
             env: Arc::clone(&daemon.env),
+            other: OtherHost::new(daemon),
             // Of a group the arbiter decides as one.
             arbiter: daemon.hosts.arbiter().filter(|_| record_of(&volume.document()).is_none()),
             journal,
             remote_device: Arc::clone(remote_device),
+            job: volume.job(),
         }),
         None => journal,
     }
@@ -52,9 +55,12 @@ pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &OpenBackend
 /// The journal of a volume whose job goes to another host.
 struct TwoPhases {
     env: EnvRef,
+    /// Whoever the target is asked of.
+    other: OtherHost,
     journal: Arc<VolumeJournal>,
     remote_device: Arc<RemoteVolumeDevice>,
     arbiter: Option<Arc<dyn Arbiter>>,
+    job: Option<Arc<JobHandle>>,
 }
 
 fn gone(host: &str) -> block::Error {
@@ -69,30 +75,40 @@ fn gone(host: &str) -> block::Error {
 async fn ask_to_commit(arbiter: &dyn Arbiter, remote: &RemoteVolume, expected: Ruling) -> block::Result<()> {
     match arbiter.decide(remote.job, expected, Ruling::Committed).await {
         Ok(Ruling::Committed) => Ok(()),
+        // It was announced. What came of it nobody knows by that.
+        Ok(Ruling::Unknown) => Err(block::Error::new(ErrorKind::TimedOut, "the arbiter has forgotten the move")),
         Ok(_) => Err(gone(&remote.host)),
         Err(error) => Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
     }
 }
 
-/// Waits until the arbiter answers, and has it on record that it is going to be asked to decide on the move to `remote`. Gives
-/// what it says now.
+/// Waits until the arbiter has the move to `remote`, and has it on record that it is going to be asked to decide on it. Gives
+/// what it says now: `new` if it did not know the move before. Nothing is in doubt where this is called.
 async fn announce(
     env: &dyn Env,
     arbiter: &dyn Arbiter,
-    remote: &RemoteVolume,
-    journal: &VolumeJournal,
+    (remote, new): (&RemoteVolume, Ruling),
+    (journal, job): (&VolumeJournal, Option<&JobHandle>),
 ) -> block::Result<Ruling> {
     let began = env.now();
     let ruling = loop {
-        match arbiter.ruling(remote.job).await {
+        let announced = match arbiter.ruling(remote.job).await {
+            Ok(Ruling::Unknown) => arbiter.decide(remote.job, Ruling::Unknown, new).await,
+            known => known,
+        };
+        match announced {
             Ok(ruling) => break ruling,
             Err(error) if env.now().since(began) < ARBITER_PATIENCE => {
                 tracing::info!(%error, "the switchover waits for the arbiter");
+                job.inspect(|job| job.waits_for(Some(error)));
                 env.sleep(ARBITER_REST).await;
             }
             Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
         }
     };
+    let has_waited =
+        |job: &&JobHandle| job.show().error.is_some_and(|error| error.code == ErrorCode::ArbiterUnreachable);
+    job.filter(has_waited).inspect(|job| job.waits_for(None));
     if ruling == Ruling::Abandoned {
         return Err(gone(&remote.host));
     }
@@ -104,21 +120,39 @@ async fn announce(
 pub(crate) struct GroupRuling {
     env: EnvRef,
     arbiter: Arc<dyn Arbiter>,
+    other: OtherHost,
     remote: RemoteVolume,
     /// The ruling that a commit would follow.
     last: parking_lot::Mutex<Ruling>,
+    /// The moves that were announced, each once.
+    announced: parking_lot::Mutex<Vec<Awaited>>,
 }
 
 impl GroupRuling {
     /// Of the moves to where `remote` is one of.
-    pub(crate) fn new(env: &EnvRef, arbiter: Arc<dyn Arbiter>, remote: RemoteVolume) -> Self {
-        Self { env: Arc::clone(env), arbiter, remote, last: parking_lot::Mutex::new(Ruling::Open) }
+    pub(crate) fn new(daemon: &Daemon, arbiter: Arc<dyn Arbiter>, remote: RemoteVolume) -> Self {
+        Self {
+            env: Arc::clone(&daemon.env),
+            arbiter,
+            other: OtherHost::new(daemon),
+            remote,
+            last: parking_lot::Mutex::new(Ruling::Open),
+            announced: parking_lot::Mutex::default(),
+        }
     }
 
     /// Has it on record in a member's journal that the arbiter is going to be asked.
-    pub(crate) async fn announce(&self, journal: &VolumeJournal) -> block::Result<()> {
-        let ruling = announce(&*self.env, &*self.arbiter, &self.remote, journal).await?;
+    pub(crate) async fn announce(&self, journal: &VolumeJournal, job: Option<&JobHandle>) -> block::Result<()> {
+        let document = journal.document();
+        let known = self.last.lock().withdrawals().max(withdrawals(&document));
+        let about = (&self.remote, Ruling::after(known));
+        let ruling = announce(&*self.env, &*self.arbiter, about, (journal, job)).await?;
         *self.last.lock() = ruling;
+        if let Some(awaited) = Awaited::of(&document) {
+            let mut announced = self.announced.lock();
+            announced.retain(|other| !other.is_of(&awaited));
+            announced.push(awaited);
+        }
         Ok(())
     }
 
@@ -134,8 +168,8 @@ impl GroupRuling {
     /// Settles what was asked, against the commit if that is possible still. Gives whether it counts.
     pub(crate) async fn settle(&self) -> block::Result<bool> {
         let before = *self.last.lock();
-        let wanted = Ruling::after(before.withdrawals() + 1);
-        let ruling = match self.arbiter.decide(self.remote.job, before, wanted).await {
+        let announced = self.announced.lock().clone();
+        let ruling = match settle_ruling(&*self.arbiter, &self.other, &announced, before).await {
             Ok(ruling) => ruling,
             Err(error) => {
                 // Asked again and again, and the guests' writes wait meanwhile.
@@ -183,7 +217,8 @@ impl JobJournal for TwoPhases {
     fn revert(&self) -> IoFuture<'_, bool> {
         Box::pin(async {
             let Some(arbiter) = &self.arbiter else { return self.record(Phase::Reverting).await.map(|()| true) };
-            let error = match settle(&**arbiter, &self.journal).await {
+            let announced = Awaited::of(&self.journal.document()).into_iter().collect::<Vec<_>>();
+            let error = match settle(&**arbiter, &self.other, &announced, &self.journal).await {
                 Ok(is_committed) => return Ok(!is_committed),
                 Err(error) => error,
             };
@@ -198,8 +233,10 @@ impl JobJournal for TwoPhases {
             self.remote_device.prepare(self.journal.document().epoch + 1).await?;
             match &self.arbiter {
                 Some(arbiter) => {
-                    let announced = announce(&*self.env, &**arbiter, self.remote_device.place(), &self.journal);
-                    announced.await.map(drop)
+                    let new = Ruling::after(withdrawals(&self.journal.document()));
+                    let about = (self.remote_device.place(), new);
+                    let job = (&*self.journal, self.job.as_deref());
+                    announce(&*self.env, &**arbiter, about, job).await.map(drop)
                 }
                 None => Ok(()),
             }
@@ -212,22 +249,30 @@ impl JobJournal for TwoPhases {
 }
 
 /// Settles what the arbiter may have been asked, against the commit if that is possible still, and has the outcome on record.
-/// Gives whether the commit counts.
+/// Gives whether the commit counts. `announced` are the moves that the ruling is on.
 ///
 /// # Errors
-/// The arbiter cannot be asked, or the outcome not stored: it is as unknown as before.
-async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> {
+/// Nobody can be asked who knows, or the outcome cannot be stored: it is as unknown as before.
+async fn settle(
+    arbiter: &dyn Arbiter,
+    other: &OtherHost,
+    announced: &[Awaited],
+    journal: &VolumeJournal,
+) -> Result<bool> {
     let document = journal.document();
     if document.job.as_ref().is_some_and(|job| job.committed.is_some()) {
         // It has been heard and stored while nobody waited for it any more.
         return Ok(true);
     }
-    let Some(remote) = super::outgoing::remote_of(&document) else { return Ok(false) };
+    if document.job.as_ref().is_none_or(|job| !job.asked) || announced.is_empty() {
+        // A person has ended the doubt meanwhile.
+        return Ok(false);
+    }
     let before = withdrawals(&document);
-    let ruling = arbiter.decide(remote.job, Ruling::after(before), Ruling::after(before + 1)).await?;
+    let ruling = settle_ruling(arbiter, other, announced, Ruling::after(before)).await?;
     let stored = match ruling {
         Ruling::Committed => journal.update(VolumeDocument::commit).await,
-        Ruling::Open | Ruling::Abandoned => withdraw(journal, before).await,
+        Ruling::Unknown | Ruling::Open | Ruling::Abandoned => withdraw(journal, before).await,
         Ruling::Withdrawn(withdrawals) => withdraw(journal, withdrawals).await,
     };
     stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
@@ -248,7 +293,7 @@ async fn forget(arbiter: &dyn Arbiter, job: uuid::Uuid) {
 }
 
 /// Has it on record that the commit does not count, and how many of them were taken back by now.
-async fn withdraw(journal: &VolumeJournal, withdrawals: u32) -> block::Result<()> {
+pub(super) async fn withdraw(journal: &VolumeJournal, withdrawals: u32) -> block::Result<()> {
     let withdrawn = |job: &mut JobDocument| {
         job.record.phase = Phase::Reverting;
         (job.asked, job.withdrawals) = (false, withdrawals);
@@ -256,7 +301,7 @@ async fn withdraw(journal: &VolumeJournal, withdrawals: u32) -> block::Result<()
     journal.update_job(withdrawn).await
 }
 
-fn withdrawals(document: &VolumeDocument) -> u32 {
+pub(super) fn withdrawals(document: &VolumeDocument) -> u32 {
     document.job.as_ref().map_or(0, |job| job.withdrawals)
 }
 
@@ -276,7 +321,8 @@ impl Daemon {
             return Err(Error::new(ErrorCode::ArbiterUnreachable, message)
                 .with_hint("put `arbiter` back into the section [hosts] and restart"));
         };
-        let is_committed = settle(&*arbiter, &volume.journal).await?;
+        let announced = self.announced_with(&document);
+        let is_committed = settle(&*arbiter, &OtherHost::new(self), &announced, &volume.journal).await?;
         tracing::info!(volume = volume.name, is_committed, "the arbiter has said who holds a volume");
         Ok(())
     }

@@ -46,6 +46,7 @@
 //! |---|---|
 //! | `outgoing` | moves from here: what is looked at before, bringing a lost host back |
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
+//! | `doubt`, `resolve_asked` | how a commit that may have been decided at the arbiter is settled, and ended without it |
 //! | `remote_volume_device` | the device over a volume of another host |
 //! | `arriving_export` | what the QEMU of a machine reads of a disk that comes with it |
 //! | `arrival` | places for volumes that come here |
@@ -61,12 +62,14 @@ mod aborted_jobs;
 mod arrival;
 mod arriving_export;
 mod commit;
+mod doubt;
 mod fenced_lane;
 mod incoming;
 mod outgoing;
 mod pending_files;
 mod remote_volume_device;
 mod resolve;
+mod resolve_asked;
 mod session_authorizer;
 mod shared_storage;
 #[cfg(test)]

@@ -9,6 +9,7 @@ use migrate::stream::{Ask, VolumeStatus};
 
 use super::outgoing::remote_of;
 use super::remote_volume_device::Deciding;
+use super::resolve_asked::is_asked;
 use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
@@ -25,7 +26,7 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 const TURN_LOOK: Duration = Duration::from_millis(10);
 
 /// What the other host has said of a volume, or why it has not.
-type There = Result<VolumeStatus, block::Error>;
+pub(super) type There = Result<VolumeStatus, block::Error>;
 
 impl Daemon {
     /// Says what both hosts have on record of a volume, and does what was decided.
@@ -51,6 +52,7 @@ impl Daemon {
             };
         }
         let (host, there) = match remote_of(&document) {
+            Some(remote) if is_asked(&document) => return self.resolve_asked(&volume, remote, request).await,
             Some(remote) => (remote.host.clone(), Some(self.ask_volume_status(remote).await)),
             None => (String::new(), None),
         };
@@ -381,14 +383,14 @@ impl Daemon {
 }
 
 /// What an arbiter has said, for people.
-fn said(verdict: &Result<Ruling>) -> String {
+pub(super) fn said(verdict: &Result<Ruling>) -> String {
     match verdict {
         Ok(verdict) => verdict.meaning().to_owned(),
         Err(error) => error.message.clone(),
     }
 }
 
-fn begin(volume: &Volume, document: &VolumeDocument, host: &str, there: &There) -> Resolution {
+pub(super) fn begin(volume: &Volume, document: &VolumeDocument, host: &str, there: &There) -> Resolution {
     Resolution {
         volume: volume.name.clone(),
         here: here(document),
@@ -433,7 +435,7 @@ fn nothing_to_decide(resolution: Resolution, decision: Option<Decision>) -> Resu
     }
 }
 
-fn refuse<T>(message: String) -> Result<T> {
+pub(super) fn refuse<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorCode::WrongState, message)
         .with_hint("leave the decision out to see what both hosts have on record"))
 }

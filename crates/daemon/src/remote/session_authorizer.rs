@@ -104,7 +104,13 @@ impl Records {
                 let Some(volume) = daemon.volume_if_any(&request.volume)? else { return Ok(Answer::Done) };
                 let _operation = volume.operation.lock().await;
                 match super::incoming::incoming_of(&volume, peer, request) {
-                    Ok(_) => daemon.drop_incoming(&volume).await.map(|()| Answer::Done),
+                    Ok(incoming) => {
+                        let dropped = daemon.drop_incoming(&volume).await;
+                        if dropped.is_err() && matches!(incoming.stage, IncomingStage::Held { .. }) {
+                            daemon.note_held_beside(peer, &volume.name);
+                        }
+                        dropped.map(|()| Answer::Done)
+                    }
                     Err(_) => Ok(Answer::Done),
                 }
             }

@@ -52,7 +52,7 @@ fn prepared(volume: &Volume) -> Option<(IncomingDocument, u64)> {
 async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, incoming: &IncomingDocument) {
     match arbiter.ruling(incoming.job).await {
         Ok(Ruling::Committed) => {}
-        Ok(Ruling::Open | Ruling::Withdrawn(_) | Ruling::Abandoned) => return,
+        Ok(Ruling::Unknown | Ruling::Open | Ruling::Withdrawn(_) | Ruling::Abandoned) => return,
         Err(error) => {
             tracing::info!(volume = volume.name, %error, "nobody says whether a volume was given up");
             return;

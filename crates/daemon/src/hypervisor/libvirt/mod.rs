@@ -426,6 +426,10 @@ impl Hypervisor for Domain {
         })
     }
 
+    fn stop(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { self.virsh(&["suspend", "--", &self.name]).await.map(drop) })
+    }
+
     fn run(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async {
             if self.virsh(&["resume", "--", &self.name]).await.is_err() {

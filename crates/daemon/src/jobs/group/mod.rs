@@ -160,7 +160,7 @@ impl Daemon {
             JobTarget::Remote(remote) => Some(remote.clone()),
             JobTarget::Local(_) | JobTarget::Foreign(_) => None,
         });
-        Some(GroupRuling::new(&self.env, self.hosts.arbiter()?, remote?))
+        Some(GroupRuling::new(self, self.hosts.arbiter()?, remote?))
     }
 
     /// Puts it on record that `members` switch over in one commit.

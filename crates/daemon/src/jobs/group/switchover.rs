@@ -306,6 +306,21 @@ impl Group {
         }
     }
 
+    /// Ends a doubt against the commit, whatever the arbiter may say of it: no target holds a volume, and none ever will by this
+    /// commit.
+    ///
+    /// # Errors
+    /// It counts, or that cannot be stored.
+    pub(crate) async fn end_doubt(&self) -> block::Result<()> {
+        let mut journal = self.journal.lock().await;
+        if self.is_committed() {
+            return Err(Error::new(ErrorKind::Fenced, "the disks are committed"));
+        }
+        journal.store(GroupState::Open).await?;
+        self.change(|state| state.is_in_doubt = false);
+        Ok(())
+    }
+
     /// Takes the commit of all back for the sake of `member`, if it does not count. Gives whether it does.
     pub(super) async fn take_back(&self, member: &str) -> block::Result<bool> {
         let mut journal = self.journal.lock().await;
@@ -370,7 +385,7 @@ impl JobJournal for GroupMember {
         Box::pin(async {
             self.own.may_commit().await?;
             match &self.group.ruling {
-                Some(ruling) => ruling.announce(&self.journal).await,
+                Some(ruling) => ruling.announce(&self.journal, self.job.as_deref()).await,
                 None => Ok(()),
             }
         })

@@ -16,30 +16,26 @@ use super::super::postcopy::PostcopyTarget;
 use super::MachineMove;
 use crate::daemon::Daemon;
 use crate::jobs::{Committed, MachineMember, NotCommitted, Outcome};
-use crate::problem::{Result, of_backend};
+use crate::problem::Result;
 
 /// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
 const FIRST_TELL_LIMIT: Duration = Duration::from_secs(2);
 /// How long the disks of a move that is undone wait for its guest to go on.
 const GO_ON_FIRST: Duration = Duration::from_secs(2);
-/// How often it is asked again whether the move counts.
-const DOUBT_REST: Duration = Duration::from_millis(100);
 
 impl MachineMove {
     /// What became of the commit. Nobody runs while that is not known.
-    pub(super) async fn settle(&self, daemon: &Daemon, machine: &Machine, member: &MachineMember) -> Outcome {
+    pub(super) async fn settle(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Outcome {
+        let since = daemon.env.now();
         loop {
-            let doubt = match member.settle().await {
+            match member.settle().await {
                 Ok(outcome) => {
                     self.is_committed.store(matches!(outcome, Outcome::Committed(_)), Ordering::Release);
-                    *machine.problem.lock() = None;
+                    self.note_doubt(daemon, None);
                     return outcome;
                 }
-                Err(doubt) => of_backend(&doubt, "the record of the VM's move"),
-            };
-            tracing::error!(vm = self.name, error = %doubt, "whether the move of a VM counts is not known yet");
-            *machine.problem.lock() = Some(doubt);
-            daemon.env.sleep(DOUBT_REST).await;
+                Err(doubt) => self.wait_in_doubt(daemon, since, &doubt).await,
+            }
         }
     }
 

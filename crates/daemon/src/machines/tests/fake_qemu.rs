@@ -80,7 +80,7 @@ impl Hypervisors for FakeQemu {
         &'a self,
         _: &'a str,
         _: &'a TargetCommand,
-        _: (&'a Path, Option<SocketOwner>),
+        _: (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
         Box::pin(async { not_here() })
     }
@@ -169,5 +169,8 @@ impl Hypervisor for FakeQemu {
     }
     fn run(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async { not_here() })
+    }
+    fn require_straight<'a>(&'a self, _: &'a [ServedDisk]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async { Ok(()) })
     }
 }

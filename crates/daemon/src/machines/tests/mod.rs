@@ -193,6 +193,7 @@ fn disk() -> MachineDisk {
         shared: None,
         grows: false,
         cache: None,
+        format: None,
     }
 }
 

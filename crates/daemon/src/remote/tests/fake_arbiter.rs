@@ -22,6 +22,14 @@ pub(crate) struct FakeArbiter {
     pub(crate) hanging: Mutex<Vec<Uuid>>,
     /// It cannot be asked.
     pub(crate) is_away: AtomicBool,
+    /// It decides on commits, and nobody hears of that. Nothing else is decided.
+    pub(crate) is_unheard: AtomicBool,
+    /// It decides nothing that it is asked for.
+    pub(crate) is_deaf: AtomicBool,
+}
+
+fn unreachable() -> Error {
+    Error::new(ErrorCode::ArbiterUnreachable, "the arbiter cannot be asked")
 }
 
 impl FakeArbiter {
@@ -30,13 +38,19 @@ impl FakeArbiter {
         self.rulings.lock().insert(job, ruling);
     }
 
+    /// It is restored from a state of before all moves.
+    pub(super) fn restore(&self) {
+        self.rulings.lock().clear();
+        self.is_unheard.store(false, Ordering::Relaxed);
+    }
+
     async fn answers(&self, job: Uuid) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed))).await;
         if self.hanging.lock().contains(&job) {
             std::future::pending::<()>().await;
         }
         match self.is_away.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorCode::ArbiterUnreachable, "the arbiter cannot be asked")),
+            true => Err(unreachable()),
             false => Ok(()),
         }
     }
@@ -46,19 +60,24 @@ impl Arbiter for FakeArbiter {
     fn decide(&self, job: Uuid, expected: Ruling, wanted: Ruling) -> BoxFuture<'_, Result<Ruling>> {
         Box::pin(async move {
             self.answers(job).await?;
+            let is_announced = matches!(expected, Ruling::Unknown);
+            let is_unheard = self.is_unheard.load(Ordering::Relaxed) && !is_announced;
+            if (is_unheard && wanted != Ruling::Committed) || (self.is_deaf.load(Ordering::Relaxed) && !is_announced) {
+                return Err(unreachable());
+            }
             let mut rulings = self.rulings.lock();
-            let ruling = rulings.entry(job).or_insert(Ruling::Open);
+            let ruling = rulings.entry(job).or_insert(Ruling::Unknown);
             if *ruling == expected {
                 *ruling = wanted;
             }
-            Ok(*ruling)
+            if is_unheard { Err(unreachable()) } else { Ok(*ruling) }
         })
     }
 
     fn ruling(&self, job: Uuid) -> BoxFuture<'_, Result<Ruling>> {
         Box::pin(async move {
             self.answers(job).await?;
-            Ok(self.rulings.lock().get(&job).copied().unwrap_or(Ruling::Open))
+            Ok(self.rulings.lock().get(&job).copied().unwrap_or(Ruling::Unknown))
         })
     }
 

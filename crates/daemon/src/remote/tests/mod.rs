@@ -1,5 +1,6 @@
 //! What two hosts make of a volume between them: two daemons in one process.
 
+mod doubt;
 mod fake_arbiter;
 pub(crate) mod harness;
 
@@ -27,7 +28,7 @@ async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
     pair.a.disks.is_read_only.store(true, Ordering::Relaxed);
     // The first member is silent, and the second answers.
     fake_arbiter.delay_ms.store(5000, Ordering::Relaxed);
-    let deciding = pair.a.core().resolve("x", ResolveRequest { decision: Some(Decision::GiveBack) });
+    let deciding = pair.a.core().resolve("x", ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false });
     let mending = async {
         tokio::time::sleep(Duration::from_millis(1500)).await;
         pair.between.mend();
@@ -53,7 +54,7 @@ async fn a_volume_whose_commit_is_on_record_is_not_given_back_before_its_request
     // On record, and the migration has not come to turn the guest's requests to the other host.
     volume.journal.update(VolumeDocument::commit).await.expect("stored");
     pair.between.close();
-    let back = ResolveRequest { decision: Some(Decision::GiveBack) };
+    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
     let deciding = pair.a.core().resolve("x", back);
     let decided = tokio::time::timeout(Duration::from_millis(100), deciding).await;
     decided.expect_err("somebody has decided beside the switchover");
@@ -65,7 +66,7 @@ async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
     let pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
     Box::pin(pair.given_up_untaken()).await;
     fake_arbiter.delay_ms.store(60_000, Ordering::Relaxed);
-    let decision = ResolveRequest { decision: Some(Decision::GiveBack) };
+    let decision = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
     let deciding = pair.a.core().resolve("x", decision);
     tokio::time::timeout(Duration::from_secs(10), deciding).await.expect_err("it waits for the arbiter");
     pair.between.mend();
@@ -185,7 +186,7 @@ async fn a_holder_is_told_that_a_volume_is_let_go_by_the_next_start_of_a_host_th
 async fn a_volume_whose_first_host_is_gone_is_opened_by_a_person_and_closed_to_others_when_its_guest_is_back() {
     let pair = Pair::start().await;
     let there = Box::pin(pair.moved()).await;
-    let take = || ResolveRequest { decision: Some(Decision::Take) };
+    let take = || ResolveRequest { decision: Some(Decision::Take), at_risk: false };
     let error = pair.b.core().resolve("x", take()).await.expect_err("its guest is there");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
     pair.between.close();
@@ -253,10 +254,10 @@ async fn a_volume_that_its_source_has_kept_and_detached_was_not_given_up() {
     pair.between.open_to(0);
     let found = pair.b.core().resolve("x", ResolveRequest::default()).await.expect("looked at");
     assert!(!found.in_doubt, "{found:?}");
-    let take = ResolveRequest { decision: Some(Decision::Take) };
+    let take = ResolveRequest { decision: Some(Decision::Take), at_risk: false };
     let error = pair.b.core().resolve("x", take).await.expect_err("it took what its source has kept");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
-    let back = ResolveRequest { decision: Some(Decision::GiveBack) };
+    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
     pair.b.core().resolve("x", back).await.expect("it is not the volume");
     assert!(pair.b.daemon().volume_if_any("x").expect("readable").is_none());
 }

@@ -171,7 +171,7 @@ impl Arbiter for FakeArbiter {
         let what = format!("{wanted:?} after {expected:?}");
         let question = if wanted == Ruling::Committed { Question::Commit } else { Question::Withdraw };
         Box::pin(self.ask(question, what, move |rulings| {
-            let ruling = rulings.entry(job).or_insert(Ruling::Open);
+            let ruling = rulings.entry(job).or_insert(Ruling::Unknown);
             if *ruling == expected {
                 *ruling = wanted;
             }
@@ -181,7 +181,7 @@ impl Arbiter for FakeArbiter {
 
     fn ruling(&self, job: Uuid) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(self.ask(Question::Ruling, "what is it?".to_owned(), move |rulings| {
-            rulings.get(&job).copied().unwrap_or(Ruling::Open)
+            rulings.get(&job).copied().unwrap_or(Ruling::Unknown)
         }))
     }
 
