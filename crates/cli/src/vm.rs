@@ -83,6 +83,7 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
         }
         VmCommand::Resolve(args) => {
             let decision = match (args.take, args.give_back) {
+                _ if args.lost => Some(Decision::Lost),
                 (true, _) => Some(Decision::Take),
                 (false, true) => Some(Decision::GiveBack),
                 (false, false) => None,

@@ -131,6 +131,8 @@ pub enum Decision {
     Take,
     /// The host that it was moved from.
     GiveBack,
+    /// Of a VM whose memory follows its guest: what is left of that is given up, and the guest with it.
+    Lost,
 }
 
 /// What two hosts have on record of a volume.

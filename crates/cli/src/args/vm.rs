@@ -240,6 +240,9 @@ pub(crate) struct VmResolveArgs {
     /// Give it back although the other host does not answer: if that has taken it, there are two of it
     #[arg(long, requires = "give_back")]
     pub(crate) risk: bool,
+    /// The rest of the memory of one that follows its guest never comes: its QEMU here is ended
+    #[arg(long, conflicts_with_all = ["take", "give_back"])]
+    pub(crate) lost: bool,
 }
 
 /// How a disk goes, as a user writes it.

@@ -154,3 +154,22 @@ fn memory_that_follows_its_guest_goes_on_after_either_daemon_has_died() {
         place.ends_well();
     }
 }
+
+#[test]
+fn a_move_whose_target_loses_its_qemu_while_memory_follows_ends_as_failed_at_both_hosts() {
+    let mut place = Place::new();
+    place.begin();
+    place.follows();
+    let pid = place.json(Side::B, &["vm", "show", "web1"])["pid"].as_u64().expect("it runs there");
+    let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+    assert!(killed.is_ok_and(|killed| killed.success()), "{}", place.logs());
+    place.until("the move ends", |place| place.json(Side::A, &["vm", "show", "web1"])["state"] != "moving");
+    let here = place.json(Side::A, &["vm", "show", "web1"]);
+    assert_eq!(here["last_move"]["state"], "failed", "{here}\n{}", place.logs());
+    assert!(here["last_move"]["error"].to_string().contains("as after a crash"), "{here}");
+    assert!(!place.guest.is_running(), "the QEMU at the source is of no use any more");
+    let there = place.json(Side::B, &["vm", "show", "web1"]);
+    assert!(there["problem"].to_string().contains("before all of its memory was here"), "{there}");
+    assert_eq!(place.json(Side::A, &["volume", "ls"]), Value::Array(Vec::new()), "its disks are let go");
+    place.json(Side::B, &["vm", "rm", "web1"]);
+}

@@ -50,6 +50,9 @@ pub struct MachineDocument {
     /// Its move here, once it runs, until all of its memory is here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub following: Option<IncomingMachine>,
+    /// What has become of its last move here, of one that runs since or whose QEMU has ended since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_word: Option<LastWord>,
     /// Whether its disks are to be given back to its QEMU, of one that has come, once the other host has let go of them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release_due: bool,
@@ -82,6 +85,27 @@ pub struct MachineDisk {
     /// Of a machine that comes: the cache that such a disk is to have here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<ArrivingCache>,
+}
+
+/// What has become of a move here: its source asks for that after a restart, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastWord {
+    /// The move.
+    pub id: Uuid,
+    /// The host that it came from.
+    pub host: String,
+    /// Whether all of the memory has come.
+    pub memory: MemoryFate,
+}
+
+/// What has become of memory that followed its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryFate {
+    /// All of it is here.
+    Whole,
+    /// The QEMU has ended before, or a person has given it up.
+    Lost,
 }
 
 /// A move to another host.
@@ -153,6 +177,7 @@ impl MachineDocument {
             incoming: None,
             arrived: None,
             following: None,
+            last_word: None,
             release_due: false,
             lost: None,
             last_move: None,

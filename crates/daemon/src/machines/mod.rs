@@ -166,6 +166,8 @@ pub(crate) struct Machine {
     has_run: AtomicBool,
     /// Its move from here waits for nothing that this host can do: once its QEMU has ended a person may have it forgotten.
     may_be_forgotten: AtomicBool,
+    /// A person has given up what is left of its memory, of one whose memory follows its guest to another host.
+    is_given_up: AtomicBool,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -196,6 +198,7 @@ impl Machine {
             has_run: AtomicBool::new(false),
             may_be_forgotten: AtomicBool::new(false),
             cut: tokio::sync::watch::Sender::new(0),
+            is_given_up: AtomicBool::new(false),
             arrived: Mutex::default(),
         })
     }
@@ -373,7 +376,9 @@ impl Daemon {
         }
         if let Some(following) = &document.following {
             let message = format!("the memory of {name} still comes from {}", following.host);
-            return Err(Error::new(ErrorCode::Busy, message).with_hint("wait until all of it is here"));
+            return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
+                "wait until all of it is here; if it never will be, `transhume vm resolve {name} --lost` ends its QEMU"
+            )));
         }
         self.free_disks(&document).await?;
         self.forget_machine(&machine)?;

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, DiskHandling, Error, ErrorCode, Plan, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk, VmMove,
-    VmMoveRequest, VmPlan,
+    AdoptRequest, Decision, DiskHandling, Error, ErrorCode, Plan, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk,
+    VmMove, VmMoveRequest, VmPlan,
 };
 use migrate::MoveOptions;
 use migrate::stream::BoxTransport;
@@ -540,6 +540,11 @@ impl Daemon {
         request: ResolveRequest,
     ) -> Result<Vec<Resolution>> {
         let machine = self.machine(name)?;
+        if request.decision == Some(Decision::Lost) {
+            let done = Some(self.give_up_memory(&machine).await?);
+            let verdict = "what is left of the memory is given up".to_owned();
+            return Ok(vec![Resolution { volume: name.to_owned(), verdict, done, ..Resolution::default() }]);
+        }
         let mut found = Vec::new();
         for volume in volumes_under_way(self, &machine.document()) {
             // The doubt about one ends with that about all.

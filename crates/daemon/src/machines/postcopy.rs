@@ -33,7 +33,7 @@ use vm::machine::MigrationStatus;
 
 use super::Machine;
 use super::channel::{Answer, Ask};
-use super::document::OutgoingMachine;
+use super::document::{IncomingMachine, LastWord, MemoryFate, OutgoingMachine};
 use super::ending::no_answer;
 use super::memory::carry_held;
 use super::outgoing::call;
@@ -69,7 +69,7 @@ impl Daemon {
     /// Waits until the other host has all memory of a machine that runs there, and makes a lost connection again.
     ///
     /// # Errors
-    /// The QEMU here has ended before.
+    /// The QEMU of either host has ended before, or a person has given the memory up.
     pub(super) async fn follow(
         self: &Arc<Self>,
         machine: &Machine,
@@ -84,6 +84,9 @@ impl Daemon {
         };
         let (mut before, mut since) = (0, self.env.now());
         loop {
+            if machine.is_given_up.load(Ordering::Acquire) {
+                return Err(given_up(machine, target.host));
+            }
             let document = machine.document();
             let looked = async {
                 let hypervisor = self.hypervisors.reach(&document.monitor).await?;
@@ -121,10 +124,12 @@ impl Daemon {
                         Err(error) if error.code == ErrorCode::WrongState => {
                             return Err(lost_for_good(machine, target.host));
                         }
+                        Err(error) if is_final(&error) => return Err(lost_there(machine, target.host, &error)),
                         Err(error) => *machine.problem.lock() = Some(error),
                     }
                     rest = (rest * 2).min(REST_MAX);
                 }
+                Err(error) if is_final(&error) => return Err(lost_there(machine, target.host, &error)),
                 Err(error) => {
                     tracing::warn!(vm = machine.name, host = %target.host, %error, "the memory does not follow its guest");
                     *machine.problem.lock() = Some(stuck(machine, target.host, &error));
@@ -174,8 +179,9 @@ impl Daemon {
     }
 
     /// After a restart: has a QEMU that lost its connection before the commit in a state in which it can be cancelled.
-    pub(super) async fn make_whole(self: &Arc<Self>, machine: &Machine, outgoing: &OutgoingMachine) {
-        let Ok(host) = HostName::new(&outgoing.host) else { return };
+    /// Gives whether it can be.
+    pub(super) async fn make_whole(self: &Arc<Self>, machine: &Machine, outgoing: &OutgoingMachine) -> bool {
+        let Ok(host) = HostName::new(&outgoing.host) else { return false };
         let target = PostcopyTarget { host: &host, id: outgoing.id };
         for _ in 0..WHOLE_TRIES {
             let made = async {
@@ -186,16 +192,21 @@ impl Daemon {
                 }
             };
             match made.await {
-                Ok(()) => return,
+                Ok(()) => return true,
                 Err(error) => tracing::warn!(vm = machine.name, %error, "a move in post-copy is not whole yet"),
             }
             self.env.sleep(LOOK).await;
         }
+        false
     }
 
     /// Waits for another connection of a machine's memory.
     pub(super) async fn rejoin_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
-        let (machine, coming) = self.coming_machine(host, id)?;
+        let (machine, coming) = match self.coming_machine(host, id) {
+            Ok(coming) => coming,
+            // The other host still has a part of the memory: it has not come.
+            Err(_) => return self.last_word_on(host, id).and_then(|()| Err(is_whole(id))),
+        };
         let hypervisor = self.hypervisor_of(&machine).await?;
         // The other host knows that its end is lost; this one may not yet.
         machine.cut.send_modify(|times| *times += 1);
@@ -212,8 +223,9 @@ impl Daemon {
 
     /// Says whether all memory of a machine that runs here is here.
     pub(super) async fn is_arrival_whole(&self, host: &str, id: Uuid) -> Result<Answer> {
-        // One whose memory is here is not on its way any more.
-        let Ok((machine, _)) = self.coming_machine(host, id) else { return Ok(Answer::Done) };
+        let Ok((machine, _)) = self.coming_machine(host, id) else {
+            return self.last_word_on(host, id).map(|()| Answer::Done);
+        };
         match self.hypervisor_of(&machine).await?.memory_flow(&|_| {}).await? {
             MemoryFlow::Complete => Ok(Answer::Done),
             MemoryFlow::Following | MemoryFlow::Cut => Err(cut_off(&machine)),
@@ -225,11 +237,15 @@ impl Daemon {
         let (daemon, machine) = (Arc::clone(self), Arc::clone(machine));
         let env = Arc::clone(&self.env);
         env.spawn(Box::pin(async move {
+            let mut fate = MemoryFate::Whole;
             while daemon.is_known(&machine) {
                 let looked = async { daemon.hypervisor_of(&machine).await?.memory_flow(&|_| {}).await };
                 let problem = match looked.await {
                     Ok(MemoryFlow::Complete) => break,
-                    Err(error) if error.code == ErrorCode::QmpUnreachable && daemon.has_ended(&machine) => break,
+                    Err(error) if error.code == ErrorCode::QmpUnreachable && daemon.has_ended(&machine) => {
+                        fate = MemoryFate::Lost;
+                        break;
+                    }
                     Ok(MemoryFlow::Following) => None,
                     Ok(MemoryFlow::Cut) => Some(cut_off(&machine)),
                     Err(error) => Some(error),
@@ -237,12 +253,104 @@ impl Daemon {
                 *machine.problem.lock() = problem;
                 daemon.env.sleep(LOOK).await;
             }
-            *machine.problem.lock() = None;
-            if let Err(error) = daemon.update_machine(&machine, |document| document.following = None) {
-                tracing::error!(vm = machine.name, %error, "that all memory of a VM is here could not be stored");
+            if !daemon.is_known(&machine) {
+                return;
+            }
+            *machine.problem.lock() = (fate == MemoryFate::Lost).then(|| lost_here(&machine));
+            // The source asks for it until it has it.
+            while let Err(error) = daemon.update_machine(&machine, |document| {
+                let word =
+                    |following: IncomingMachine| LastWord { id: following.id, host: following.host, memory: fate };
+                document.last_word = document.following.take().map(word).or_else(|| document.last_word.take());
+            }) {
+                tracing::error!(vm = machine.name, %error, "what became of the memory of a VM could not be stored");
+                daemon.env.sleep(REST_MAX).await;
             }
         }));
     }
+
+    /// Fails unless all memory of the move `id` of `host` has come here.
+    fn last_word_on(&self, host: &str, id: Uuid) -> Result<()> {
+        let found = self.machines.list().into_iter().find_map(|machine| {
+            let word = machine.document().last_word.filter(|word| word.id == id && word.host == host)?;
+            Some((machine, word.memory))
+        });
+        let (message, hint) = match found {
+            Some((_, MemoryFate::Whole)) => return Ok(()),
+            Some((machine, MemoryFate::Lost)) => (
+                format!("the QEMU of {} has ended here before all of its memory was here", machine.name),
+                "its disks are whole here: start it anew as after a crash",
+            ),
+            None => (format!("no VM comes from {host} by the move {id}, or has"), "see whether it runs here"),
+        };
+        Err(Error::new(ErrorCode::MoveFailed, message).with_hint(hint))
+    }
+
+    /// Gives up memory that follows its guest and never will be whole: a person says so. Gives what was done.
+    ///
+    /// # Errors
+    /// No memory follows a guest here.
+    pub(super) async fn give_up_memory(self: &Arc<Self>, machine: &Machine) -> Result<String> {
+        let document = machine.document();
+        let name = &machine.name;
+        let is_sending = document.outgoing.as_ref().is_some_and(|outgoing| outgoing.postcopy)
+            && machine.outgoing().is_none_or(|moving| moving.is_committed());
+        if document.following.is_none() && !is_sending {
+            return Err(Error::new(ErrorCode::WrongState, format!("no memory of {name} follows its guest"))
+                .with_hint(format!("`transhume vm show {name}` says where it is")));
+        }
+        if document.following.is_some() {
+            if let Some(process) = &document.process {
+                self.hypervisors.end(process).await;
+            }
+            return Ok(format!("the QEMU of {name} is ended here; start it anew on its disks, as after a crash"));
+        }
+        machine.is_given_up.store(true, Ordering::Release);
+        Ok(format!("the QEMU of {name} is ended here, and the move ends as failed"))
+    }
+}
+
+/// The connection was lost while the devices' state was sent, with this host's daemon, and the other QEMU has ended of that. QEMU neither
+/// takes that back nor goes on.
+pub(super) fn lost_with_daemon(name: &str) -> Error {
+    let message = format!("the daemon ended while the state of the devices of {name} was sent: its guest cannot go on");
+    Error::new(ErrorCode::MoveFailed, message).with_hint(format!(
+        "its disks are whole here: end its QEMU, `transhume vm rm {name}`, and start it anew as after a crash"
+    ))
+}
+
+/// Whether that is an answer after which nothing comes any more.
+fn is_final(error: &Error) -> bool {
+    error.code == ErrorCode::MoveFailed
+}
+
+fn is_whole(id: Uuid) -> Error {
+    Error::new(ErrorCode::WrongState, format!("all memory of the move {id} is here already"))
+        .with_hint("see whether the VM runs here")
+}
+
+/// What is here of the memory is of no use any more.
+fn lost_there(machine: &Machine, host: &HostName, error: &Error) -> Error {
+    let message = format!("{host} cannot take the rest of the memory of {} any more: {}", machine.name, error.message);
+    Error::new(ErrorCode::MoveFailed, message).with_hint(format!(
+        "its disks are whole at {host}: see that no QEMU of it is left there, and start it anew as after a crash"
+    ))
+}
+
+fn lost_here(machine: &Machine) -> Error {
+    let message = format!("the QEMU of {} has ended before all of its memory was here", machine.name);
+    Error::new(ErrorCode::MoveFailed, message).with_hint(format!(
+        "its disks are whole here: start it anew on them as after a crash; `transhume vm rm {}` forgets this one",
+        machine.name
+    ))
+}
+
+fn given_up(machine: &Machine, host: &HostName) -> Error {
+    let name = &machine.name;
+    Error::new(ErrorCode::MoveFailed, format!("the memory of {name} that had not reached {host} was given up by hand"))
+        .with_hint(format!(
+            "its disks are whole at {host}: `transhume vm resolve {name} --lost` there ends its QEMU; start it anew as after a crash"
+        ))
 }
 
 /// The other half of the memory is gone.
@@ -258,7 +366,9 @@ fn stuck(machine: &Machine, host: &HostName, error: &Error) -> Error {
     let message =
         format!("a part of the memory of {} is here, and does not reach {host}: {}", machine.name, error.message);
     Error::new(error.code, message).with_hint(format!(
-        "keep the QEMUs of both hosts, and see that {host} is reached: the guest goes on then. docs/vm.md has the rest"
+        "keep the QEMUs of both hosts, and see that {host} is reached: the guest goes on then. If that never will be, \
+         `transhume vm resolve {} --lost` gives it up",
+        machine.name
     ))
 }
 
@@ -267,5 +377,8 @@ fn cut_off(machine: &Machine) -> Error {
     let message =
         format!("a part of the memory of {} is still at {host}, which is not reached: its guest waits", machine.name);
     Error::new(ErrorCode::WrongState, message)
-        .with_hint("keep the QEMUs of both hosts, and see that the hosts reach each other: the guest goes on then")
+        .with_hint(format!(
+            "keep the QEMUs of both hosts, and see that the hosts reach each other: the guest goes on then. If the other QEMU has \
+             ended, `transhume vm resolve {} --lost` ends this one", machine.name
+        ))
 }

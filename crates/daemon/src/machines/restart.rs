@@ -22,7 +22,7 @@ use super::Machine;
 use super::document::{self, OutgoingMachine};
 use super::ending::{Ends, abandon_there, end_here, give_back_adopted, note_end, run_there};
 use super::hooks::HookPhase;
-use super::postcopy::PostcopyTarget;
+use super::postcopy::{PostcopyTarget, lost_with_daemon};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -31,6 +31,8 @@ use crate::problem::Result;
 
 /// How often a volume is looked at that has not come back yet.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a guest is told to go on whose memory is at both hosts in part.
+const LOST_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is asked again what became of a move.
 const REST: Duration = Duration::from_millis(500);
 
@@ -109,10 +111,10 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         Outcome::NotCommitted(proof) => {
             let message = format!("the daemon was restarted while {} moved", machine.name);
             let error = Error::new(ErrorCode::MoveFailed, message).with_hint("the VM runs here; move it again");
-            if outgoing.postcopy {
-                Box::pin(daemon.make_whole(machine, &outgoing)).await;
-            }
-            Box::pin(undo(daemon, machine, &outgoing, &error, &proof)).await;
+            let is_whole = !outgoing.postcopy || Box::pin(daemon.make_whole(machine, &outgoing)).await;
+            let error = if is_whole { error } else { lost_with_daemon(&machine.name) };
+            let undone = undo(daemon, machine, &outgoing, (&error, is_whole), &proof);
+            Box::pin(undone).await;
             daemon.tell_hook(HookPhase::Abandoned, told).await;
             note_end(daemon, machine, over(daemon, machine, &outgoing, (JobState::Failed, Some(error))), Ends::Here)
                 .await;
@@ -203,10 +205,17 @@ async fn undo(
     daemon: &Arc<Daemon>,
     machine: &Machine,
     outgoing: &OutgoingMachine,
-    error: &Error,
+    (error, is_whole): (&Error, bool),
     proof: &NotCommitted,
 ) {
-    daemon.go_on_here(machine, outgoing, None, proof).await;
+    let goes_on = daemon.go_on_here(machine, outgoing, None, proof);
+    if is_whole {
+        goes_on.await;
+    } else {
+        // It is tried, and most likely in vain: whatever else is in the way, this is what a person must know.
+        let _ = env::timeout(&*daemon.env, LOST_LIMIT, goes_on).await;
+        *machine.problem.lock() = Some(error.clone());
+    }
     if let Ok(host) = HostName::new(&outgoing.host) {
         abandon_there(daemon, &host, outgoing.id);
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor};
 
 use super::Machine;
-use super::document::{IncomingMachine, MachineDocument};
+use super::document::{IncomingMachine, LastWord, MachineDocument, MemoryFate};
 use super::hooks::HookPhase;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
@@ -112,6 +112,11 @@ impl Daemon {
         self.update_machine(machine, |document| {
             (document.incoming, document.arrived) = (None, due);
             document.following = is_following.then(|| incoming.clone());
+            document.last_word = (!is_following).then(|| LastWord {
+                id: incoming.id,
+                host: incoming.host.clone(),
+                memory: MemoryFate::Whole,
+            });
             document.release_due = !incoming.keeps_volumes && matches!(document.monitor, Monitor::Qmp(_));
             document.process = process.or(document.process.take());
         })?;

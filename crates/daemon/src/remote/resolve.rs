@@ -34,6 +34,9 @@ impl Daemon {
         let volume = self.volume(name)?;
         let _operation = volume.begin_operation(&*self.env).await?;
         let document = volume.document();
+        if request.decision == Some(Decision::Lost) {
+            return refuse(format!("{name} is a volume, and only memory is given up so"));
+        }
         if let (Location::Local(_), Some(incoming)) = (&document.backend, &document.incoming) {
             return self.resolve_incoming(&volume, incoming, request.decision).await;
         }
@@ -73,7 +76,7 @@ impl Daemon {
     ) -> Result<Resolution> {
         let deciding = match decision {
             Some(Decision::GiveBack) => self.stop_telling(volume).await?,
-            Some(Decision::Take) | None => None,
+            Some(Decision::Take | Decision::Lost) | None => None,
         };
         let mut there = self.ask_volume_status(remote).await;
         if deciding.is_some() && there.is_err() {
@@ -110,7 +113,7 @@ impl Daemon {
         };
         match decision {
             None => Ok(resolution),
-            Some(Decision::Take) => {
+            Some(Decision::Take | Decision::Lost) => {
                 if let Some(remote_device) = volume.remote_device() {
                     remote_device.kick();
                 }
@@ -267,7 +270,7 @@ impl Daemon {
                 match decision {
                     None => Ok(resolution),
                     Some(Decision::Take) => refuse(format!("what is here of {} is not complete", volume.name)),
-                    Some(Decision::GiveBack) => self.forget(volume, resolution).await,
+                    Some(Decision::GiveBack | Decision::Lost) => self.forget(volume, resolution).await,
                 }
             }
             IncomingStage::Prepared { epoch } => {
@@ -359,7 +362,7 @@ impl Daemon {
                 let done = format!("this host holds the volume under epoch {epoch}");
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
-            (Some(Decision::GiveBack), _) => {
+            (Some(Decision::GiveBack | Decision::Lost), _) => {
                 if is_given_up || self.abandon(incoming).await? == Some(Ruling::Committed) {
                     return refuse(format!("{host} has given {} up: nobody would hold it", incoming.origin));
                 }

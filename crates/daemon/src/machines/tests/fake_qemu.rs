@@ -13,7 +13,7 @@ use vm::machine::{
 };
 
 use crate::clients::SocketOwner;
-use crate::hypervisor::{Convergence, Hypervisor, Hypervisors, OnStatus, Outlet};
+use crate::hypervisor::{Convergence, Hypervisor, Hypervisors, OnStarted, OnStatus, Outlet, ServedDisk};
 use crate::problem::Result;
 
 /// What it does, and what was done to it.
