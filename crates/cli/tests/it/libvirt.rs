@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use crate::support::pair::wait_until;
 use crate::support::{HANG, World, tool};
 use serde_json::{Value, json};
 
@@ -273,4 +274,18 @@ fn a_libvirt_that_is_away_a_domain_that_does_not_run_and_a_block_job_of_somebody
     libvirt.virsh(&["destroy", "web1"]);
     adopt("web1", "vda", 21, "does not run");
     assert!(std::fs::read(&raw).expect("read")[..1 << 20].iter().all(|byte| *byte == 0x22));
+}
+
+#[test]
+fn a_domain_that_ends_while_its_disk_is_adopted_is_started_again_by_libvirt_alone() {
+    let (world, libvirt, raw, _) = world();
+    world.json(&["adopt", "--libvirt", "web1", "--node", "vda", "--name", "web1"]);
+    libvirt.write("web1", "virtio-disk0", 0x11);
+    libvirt.virsh(&["destroy", "web1"]);
+    wait_until("the disk is let go", || {
+        world.json(&["volume", "ls"]).as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    libvirt.virsh(&["start", "web1"]);
+    assert_eq!(libvirt.file_of("web1", "virtio-disk0"), raw.display().to_string());
+    libvirt.write("web1", "virtio-disk0", 0x22);
 }

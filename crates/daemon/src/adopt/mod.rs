@@ -13,6 +13,7 @@
 
 mod cover;
 mod disk_state;
+mod ended;
 mod last_sector;
 mod monitor;
 mod recover;
@@ -111,6 +112,7 @@ impl Daemon {
         match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => {
                 set_state(&volume, AdoptionDirection::Adopted, None).await?;
+                ended::watch_end(self, &volume);
                 Ok(self.with_stop(volume.show(), stopped_for))
             }
             Err(error) => {

@@ -6,6 +6,7 @@ use api::v1::{Error, ErrorCode};
 use vm::{DiskState, RecoveryGoal};
 
 use super::disk_state::Reached;
+use super::ended::watch_end;
 use super::surroundings::VolumeSurroundings;
 use super::{INTERVAL, RECONNECT_LIMIT, force_reconnect, set_state};
 use crate::daemon::Daemon;
@@ -25,6 +26,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
             return;
         }
         if adoption.direction == AdoptionDirection::Adopted {
+            watch_end(daemon, volume);
             return if is_told { volume.forget_problem() } else { daemon.warn_if_elsewhere(volume, &adoption).await };
         }
         match settle(daemon, volume, &adoption).await {
@@ -68,7 +70,10 @@ async fn settle(daemon: &Arc<Daemon>, volume: &Arc<Volume>, adoption: &AdoptionD
     let mut surroundings = VolumeSurroundings::new(volume);
     let disk_state = vm::recover(&vm.qmp, &adoption.plan, goal, &mut surroundings).await;
     match disk_state.map_err(|error| of_vm(&error))? {
-        DiskState::Inside => set_state(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted"),
+        DiskState::Inside => {
+            watch_end(daemon, volume);
+            set_state(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted")
+        }
         DiskState::Outside | DiskState::Prepared | DiskState::DeviceGone => {
             if adoption.direction == AdoptionDirection::Releasing {
                 daemon.remember(&adoption.plan);
