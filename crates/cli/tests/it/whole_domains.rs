@@ -356,6 +356,14 @@ fn a_domain_moves_to_another_host_and_is_libvirts_there() {
 
     place.guest.leave();
     place.move_it(Side::B, Side::A);
+
+    // A QEMU that libvirt starts later waits for its disks, too.
+    let told = |place: &Place| place.logs().matches("its QEMU waits for its disks").count();
+    let before = told(&place);
+    for words in [["destroy", "guest1"], ["start", "guest1"]] {
+        place.libvirt(Side::A).virsh(&words);
+    }
+    wait_until(&place, |place| told(place) > before);
 }
 
 #[test]

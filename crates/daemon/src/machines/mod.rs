@@ -61,6 +61,7 @@ mod domains;
 mod doubt;
 mod early;
 mod ending;
+mod exports;
 mod forecast;
 mod found;
 mod hooks;

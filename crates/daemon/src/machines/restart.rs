@@ -80,6 +80,9 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
     if document.following.is_some() {
         daemon.tend_memory(machine);
     }
+    if document.incoming.is_none() && !document.disks.is_empty() {
+        daemon.tend_exports(machine, None);
+    }
     daemon.release_when_let_go(machine);
     if let Some(arrived) = &document.arrived {
         daemon.tell_running(machine, arrived);

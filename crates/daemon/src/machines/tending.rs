@@ -125,6 +125,8 @@ impl Daemon {
         if is_following {
             self.tend_memory(machine);
         }
+        let told = machine.document().process.filter(|_| machine.problem.lock().is_none());
+        self.tend_exports(machine, told);
         self.release_when_let_go(machine);
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
