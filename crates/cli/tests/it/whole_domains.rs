@@ -271,6 +271,9 @@ impl Place {
     /// Moves the domain, and looks at both hosts afterwards.
     fn move_it(&mut self, from: Side, to: Side) {
         self.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full", "--detach"]);
+        // The other host has the definition already, and the domain goes as it is now.
+        let described = format!("on its way to {}", to.name());
+        self.libvirt(from).virsh(&["desc", "guest1", "--live", "--config", &described]);
         let folder = self.guest_folder(to);
         // The new QEMU listens before the guest is there, and starts when little is left of the disks.
         let socket = folder.join("workload.sock");
@@ -284,6 +287,7 @@ impl Place {
         assert_eq!(self.libvirt(from).domains(), "", "libvirt has it still\n{}", self.logs());
         assert_eq!(self.libvirt(to).virsh(&["domstate", "guest1"]), "running");
         assert_eq!(self.libvirt(to).virsh(&["list", "--persistent", "--name"]), "guest1");
+        assert_eq!(self.libvirt(to).virsh(&["desc", "guest1"]), described);
         let there = self.json(to, &["vm", "show", "web1"]);
         assert_eq!((&there["state"], there["disks"].as_array().map(Vec::len)), (&"running".into(), Some(1)), "{there}");
         let here = self.json(from, &["vm", "show", "web1"]);

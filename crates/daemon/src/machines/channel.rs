@@ -70,6 +70,9 @@ pub(super) enum Ask {
         /// Whether the guest may run before all of it is there.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         postcopy: bool,
+        /// A domain of libvirt as it is now: its operator may have changed it while the disks were copied.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        definition: Option<Box<DomainDefinition>>,
     },
     /// Whether this host takes such a memory by the parallel engine. Changes nothing. Whoever does not know this question does not know
     /// that engine.

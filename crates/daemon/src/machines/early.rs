@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Job, Schedule, Strategy, VmMoveRequest};
 use futures::future::{Either, select};
-use vm::machine::TargetDomain;
+use vm::machine::{DomainDefinition, TargetDomain};
 
 use super::attempt::{MachineMove, START_LIMIT};
 use super::budget;
@@ -47,7 +47,8 @@ impl MachineMove {
             Either::Right(_) => false,
         };
         let postcopy = self.request.postcopy;
-        let ask = Ask::Start { id: self.id, channels: self.channels(daemon), postcopy };
+        let definition = self.definition_now().await?.map(Box::new);
+        let ask = Ask::Start { id: self.id, channels: self.channels(daemon), postcopy, definition };
         let target = match self.ask(daemon, START_LIMIT, ask).await? {
             Answer::Domain(target) => Some(self.departure.checked(target)?),
             _ => None,
@@ -66,6 +67,19 @@ impl MachineMove {
         while !self.disks.iter().all(|disk| is_nearly_copied(&disk.job.show())) {
             daemon.env.sleep(LOOK).await;
         }
+    }
+
+    /// A domain of libvirt as it is now. The other host was told of it before the disks were copied: what was changed since would be
+    /// undone there.
+    async fn definition_now(&self) -> Result<Option<DomainDefinition>> {
+        let Some(told) = &self.departure.arrival.domain else { return Ok(None) };
+        let now = self.departure.hypervisor.definition().await?;
+        let now = now.filter(|(now, _)| now.uuid == told.uuid).map(|(now, _)| now);
+        let now = now.ok_or_else(|| {
+            let message = format!("libvirt has another domain {} than when the move began", told.name);
+            Error::new(ErrorCode::VmRefused, message).with_hint("move it again")
+        })?;
+        Ok(Some(DomainDefinition { folder: told.folder.clone(), ..now }))
     }
 
     /// What was plugged or unplugged since the move was asked for is not so at the target.

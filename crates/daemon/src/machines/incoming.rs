@@ -21,7 +21,7 @@ use futures::future::{BoxFuture, Either, select};
 use migrate::stream::{BoxTransport, PeerName, USAGE_ADDRESSES_MAX};
 use tokio::io::AsyncReadExt;
 use uuid::Uuid;
-use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
+use vm::machine::{DomainDefinition, MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 use vm::{ExportAddress, QemuProcess};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
@@ -124,7 +124,9 @@ impl Daemon {
             Ask::Share { disks } => Ok(self.answer_which_are_shared(&disks).await),
             Ask::Plan(arrival) => self.plan_arrival(host, &arrival).await,
             Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
-            Ask::Start { id, channels, postcopy } => self.start_arrival(host, id, (channels, postcopy)).await,
+            Ask::Start { id, channels, postcopy, definition } => {
+                self.start_arrival(host, id, (channels, postcopy), definition.map(|definition| *definition)).await
+            }
             Ask::Loaded { id, runs } => self.arrival_loaded(host, (id, runs)).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Rejoin { id } => self.rejoin_arrival(host, id).await,
@@ -388,13 +390,20 @@ impl Daemon {
     }
 
     /// Starts the QEMU of a machine whose disks are being filled.
-    async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, (channels, postcopy): (u8, bool)) -> Result<Answer> {
+    async fn start_arrival(
+        self: &Arc<Self>,
+        host: &str,
+        id: Uuid,
+        (channels, postcopy): (u8, bool),
+        now: Option<DomainDefinition>,
+    ) -> Result<Answer> {
         let (machine, incoming) = self.arriving_machine(host, id)?;
         let _operation = machine.operation.lock().await;
         let begin = machine.begin.lock().clone();
         let (command, facts, regions) = match begin {
             Some(Begin::Command(begin)) => *begin,
             Some(Begin::Domain(definition)) => {
+                let definition = current(*definition, now)?;
                 return self.start_domain(host, (&machine, &incoming), &definition).await;
             }
             None => return Err(invalid("this daemon was restarted since the VM was announced", "move it again")),
@@ -544,5 +553,16 @@ impl Daemon {
         let is_its = document.incoming.as_ref().is_some_and(|incoming| incoming.host == host);
         let is_abandoned = is_its && matches!(self.never_ran(&document), Ok(Some(_)));
         is_abandoned || is_moved(&document) || self.is_gone(&document).await
+    }
+}
+
+/// A domain as it is now, if its host has said so; otherwise as it was announced.
+fn current(announced: DomainDefinition, now: Option<DomainDefinition>) -> Result<DomainDefinition> {
+    match now {
+        Some(now) if (&now.name, &now.uuid, &now.folder) == (&announced.name, &announced.uuid, &announced.folder) => {
+            Ok(now)
+        }
+        Some(now) => Err(invalid(format!("{} is another domain than was announced", now.name), "move it again")),
+        None => Ok(announced),
     }
 }
