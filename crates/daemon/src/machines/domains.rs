@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, VmChange};
 use uuid::Uuid;
-use vm::machine::{DomainDefinition, TargetDomain, retarget_domain};
+use vm::machine::{DomainDefinition, TargetDomain, retarget_domain, untold_of_disks};
 use vm::{ExportAddress, LibvirtDomain};
 
 use super::Machine;
@@ -34,6 +34,21 @@ fn refuse<T>(what: String, hint: &str) -> Result<T> {
     Err(Error::new(ErrorCode::HostRefused, what).with_hint(hint.to_owned()))
 }
 
+/// Refuses a domain with something about a disk that the other host would not get: its guest would see another disk there.
+fn refuse_untold(definition: &DomainDefinition, disks: &[ArrivingDisk]) -> Result<()> {
+    // A disk that would be adopted is called by its name in the guest, too.
+    let names: Vec<String> = disks.iter().map(|disk| disk.node.clone()).collect();
+    let untold = untold_of_disks(&definition.live, &names).map_err(|error| of_vm(&error))?;
+    match untold.as_slice() {
+        [] => Ok(()),
+        untold => Err(Error::new(
+            ErrorCode::VmRefused,
+            format!("the disks of {} have what does not go to another host: {}", definition.name, untold.join(", ")),
+        )
+        .with_hint("see `virsh dumpxml`; give the VM a disk without that, and move it then")),
+    }
+}
+
 impl Daemon {
     fn libvirt(&self) -> Result<&dyn Libvirt> {
         self.hypervisors.libvirt().ok_or_else(|| Error::new(ErrorCode::VmRefused, "this host has no libvirt"))
@@ -48,7 +63,9 @@ impl Daemon {
         disks: &[ArrivingDisk],
     ) -> Result<Option<(DomainDefinition, Vec<ArrivingDisk>)>> {
         let Some((definition, domain)) = hypervisor.definition().await? else { return Ok(None) };
-        let disks = disks.iter().map(|disk| self.as_in_domain(document, &domain, disk)).collect::<Result<_>>()?;
+        let disks: Vec<_> =
+            disks.iter().map(|disk| self.as_in_domain(document, &domain, disk)).collect::<Result<_>>()?;
+        refuse_untold(&definition, &disks)?;
         Ok(Some((DomainDefinition { folder: self.machine_folder(&document.name), ..definition }, disks)))
     }
 

@@ -90,6 +90,54 @@ pub fn retarget_domain(xml: &str, disks: &[(String, ExportAddress)]) -> Result<(
     Ok((xml, placed))
 }
 
+/// What is known below a disk's `<source>` and `<driver>`: it is put anew, or says nothing that the guest sees.
+const BELOW_SOURCE: [&str; 5] = ["seclabel", "host", "reconnect", "privateData", "encryption"];
+const BELOW_DRIVER: [&str; 1] = ["metadata_cache"];
+
+/// What another host would not get of the disks of `disks` (by their names in the guest): elements below `<source>` or `<driver>` that
+/// are not known here, such as a slice of a file. Each with its disk, as `vda: <source><slices>`.
+///
+/// # Errors
+/// `Invalid` if it is not XML.
+pub fn untold_of_disks(xml: &str, disks: &[String]) -> Result<Vec<String>> {
+    let broken = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Invalid, format!("domain XML: {error}"));
+    let mut reader = Reader::from_str(xml);
+    let mut path: Vec<String> = Vec::new();
+    let (mut target, mut unknown, mut found) = (String::new(), Vec::new(), Vec::new());
+    loop {
+        let event = reader.read_event().map_err(|error| broken(&error))?;
+        let is_empty = matches!(event, Event::Empty(_));
+        match &event {
+            Event::Eof => return Ok(found),
+            Event::Start(element) | Event::Empty(element) => {
+                path.push(String::from_utf8_lossy(element.name().as_ref()).into_owned());
+                let words: Vec<&str> = path.iter().map(String::as_str).collect();
+                match words.as_slice() {
+                    ["domain", "devices", "disk"] => (target, unknown) = (String::new(), Vec::new()),
+                    ["domain", "devices", "disk", "target"] => {
+                        let name = attributes(element).into_iter().find(|(name, _)| name == "dev");
+                        target = name.map(|(_, name)| name).unwrap_or_default();
+                    }
+                    ["domain", "devices", "disk", "source", below] if !BELOW_SOURCE.contains(below) => {
+                        unknown.push(format!("<source><{below}>"));
+                    }
+                    ["domain", "devices", "disk", "driver", below] if !BELOW_DRIVER.contains(below) => {
+                        unknown.push(format!("<driver><{below}>"));
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        if is_empty || matches!(event, Event::End(_)) {
+            if path == ["domain", "devices", "disk"] && disks.contains(&target) {
+                found.extend(unknown.drain(..).map(|what| format!("{target}: {what}")));
+            }
+            path.pop();
+        }
+    }
+}
+
 /// The elements of a disk's events, with how deep each is in the disk.
 fn with_depth<'a, 'b>(events: &'b [Event<'a>]) -> impl Iterator<Item = (usize, &'b Event<'a>)> {
     let mut depth = 0_usize;
@@ -222,6 +270,22 @@ mod tests {
         assert_eq!(retarget_domain(XML, &[]).expect("well formed"), (XML.to_owned(), 0));
     }
 
+    #[test]
+    fn what_another_host_would_not_get_of_a_disk_is_named() {
+        let disks = ["vda".to_owned()];
+        assert_eq!(untold_of_disks(XML, &disks).expect("well formed"), Vec::<String>::new());
+        let sliced = XML.replace(
+            "<source file='/images/a.qcow2'>",
+            "<source file='/images/a.qcow2'><slices><slice type='storage' offset='1' size='2'/></slices>\
+             <reservations managed='yes'/>",
+        );
+        let found = untold_of_disks(&sliced, &disks).expect("well formed");
+        assert_eq!(found, ["vda: <source><slices>", "vda: <source><reservations>"]);
+        assert_eq!(untold_of_disks(&sliced, &["sda".to_owned()]).expect("well formed"), Vec::<String>::new());
+        let threads = XML.replace("<metadata_cache>", "<iothreads><iothread id='1'/></iothreads><metadata_cache>");
+        assert_eq!(untold_of_disks(&threads, &disks).expect("well formed"), ["vda: <driver><iothreads>"]);
+    }
+
     proptest! {
         #[test]
         fn damaged_xml_is_never_a_panic(position in 0_usize..900, byte in 32_u8..127) {
@@ -229,6 +293,7 @@ mod tests {
             let position = position % xml.len();
             xml[position] = byte;
             let _ = retarget_domain(&String::from_utf8_lossy(&xml), &exports());
+            let _ = untold_of_disks(&String::from_utf8_lossy(&xml), &["vda".to_owned()]);
         }
     }
 }

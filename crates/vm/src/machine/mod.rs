@@ -30,7 +30,7 @@ mod words;
 
 pub use backends::MemoryBackend;
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetMemory, TargetPlaces};
-pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
+pub use domain::{DomainDefinition, TargetDomain, retarget_domain, untold_of_disks};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
 pub use memory::{MemoryUse, memory_use};
