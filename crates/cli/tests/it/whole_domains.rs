@@ -403,10 +403,15 @@ fn a_domain_that_the_targets_libvirt_refuses_goes_on_and_libvirts_words_are_told
 #[test]
 fn a_domain_whose_source_daemon_dies_while_its_memory_goes_runs_on() {
     let mut place = Place::new(BOTH_MAY);
+    let autostarts = |place: &Place| place.libvirt(Side::A).virsh(&["dominfo", "guest1"]).contains("enable");
+    place.libvirt(Side::A).virsh(&["autostart", "guest1"]);
+    assert!(autostarts(&place));
     place.move_until_memory();
+    assert!(!autostarts(&place), "a boot of this host starts what the other one has");
     place.hosts.daemon_mut(Side::A).kill();
     place.hosts.daemon_mut(Side::A).start().expect("it starts");
     place.is_undone();
+    wait_until(&place, autostarts);
     place.move_it(Side::A, Side::B);
 }
 

@@ -400,6 +400,22 @@ pub trait Hypervisor: Send + Sync {
     /// It does not.
     fn run(&self) -> BoxFuture<'_, Result<()>>;
 
+    /// Whether whoever manages it starts it with this host.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn autostarts(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async { Ok(false) })
+    }
+
+    /// Has whoever manages it start it with this host, or not.
+    ///
+    /// # Errors
+    /// It refuses.
+    fn set_autostart(&self, _is_on: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { none() })
+    }
+
     /// Has each of these disks, by its name in the machine, wait for its export while that is away, if whoever started the machine could
     /// not say so. The guest does not see a restart of the daemon then.
     ///

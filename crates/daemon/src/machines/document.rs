@@ -133,6 +133,9 @@ pub struct OutgoingMachine {
     /// The UUID of a domain of libvirt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// Whether libvirt has started it with this host, and does not while it goes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub autostart: bool,
     /// How its QEMU was started, for the hook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<MachineDescription>,

@@ -33,6 +33,7 @@
 //! | `incoming` | a move to here |
 //! | `budget` | one limit of the network for all disks |
 //! | `domains` | what differs for domains of libvirt |
+//! | `autostart`, `exports` | domains of libvirt: that a host does not start one that goes, that a QEMU waits for its exports |
 //! | `forecast` | what a move takes, foretold |
 //! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
@@ -52,6 +53,7 @@
 mod arriving_caches;
 mod attempt;
 mod authority;
+mod autostart;
 mod budget;
 mod carrying;
 mod channel;

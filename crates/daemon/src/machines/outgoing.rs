@@ -204,6 +204,7 @@ impl Daemon {
             adopted,
             started_unix_ms: unix_ms(self.env.wall_clock()),
             domain: departure.arrival.domain.as_ref().map(|domain| domain.uuid.clone()),
+            autostart: departure.hypervisor.autostarts().await?,
             description: Some(departure.arrival.description.clone()),
             postcopy: request.postcopy,
         };
@@ -241,6 +242,7 @@ impl Daemon {
         (departure, outgoing, told): (Departure, &OutgoingMachine, &HookInput),
     ) -> Result<Arc<MachineMove>> {
         machine.may_be_forgotten.store(false, Ordering::Release);
+        self.hold_autostart(machine, &*departure.hypervisor).await?;
         self.run_hook(HookPhase::Prepare, told.clone()).await?;
         let called = async {
             let mut channel = self.machine_channel(&departure.host).await?;
@@ -279,6 +281,7 @@ impl Daemon {
         }
         give_back_adopted(self, machine, &outgoing.adopted).await;
         self.tell_hook(HookPhase::Abandoned, told).await;
+        self.restore_autostart(machine).await;
         let forget = move |document: &mut MachineDocument| {
             document.outgoing = document.outgoing.take().filter(|known| known.id != outgoing.id);
         };

@@ -118,6 +118,7 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
             let error = if is_whole { error } else { lost_with_daemon(&machine.name) };
             let undone = undo(daemon, machine, &outgoing, (&error, is_whole), &proof);
             Box::pin(undone).await;
+            daemon.restore_autostart(machine).await;
             daemon.tell_hook(HookPhase::Abandoned, told).await;
             note_end(daemon, machine, over(daemon, machine, &outgoing, (JobState::Failed, Some(error))), Ends::Here)
                 .await;

@@ -107,6 +107,15 @@ impl Domain {
         virsh(words).await
     }
 
+    /// Whether libvirt says that of it in its summary.
+    async fn says(&self, key: &str, value: &str) -> Result<bool> {
+        let said = self.virsh(&["dominfo", "--", &self.name]).await?;
+        Ok(said.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(key) && words.next() == Some(value)
+        }))
+    }
+
     /// Its state and the reason of it, by libvirt's names.
     async fn state(&self) -> Result<(String, String)> {
         let said = self.virsh(&["domstate", "--reason", "--", &self.name]).await?;
@@ -253,10 +262,7 @@ impl Hypervisor for Domain {
     fn definition(&self) -> BoxFuture<'_, Result<Option<(DomainDefinition, LibvirtDomain)>>> {
         Box::pin(async {
             let (_, parsed) = self.look().await?;
-            let is_persistent = self.virsh(&["dominfo", "--", &self.name]).await?.lines().any(|line| {
-                let mut words = line.split_whitespace();
-                words.next() == Some("Persistent:") && words.next() == Some("yes")
-            });
+            let is_persistent = self.says("Persistent:", "yes").await?;
             if !self.virsh(&["snapshot-list", "--name", "--", &self.name]).await?.trim().is_empty() {
                 return Err(Error::new(ErrorCode::VmRefused, format!("the domain {} has snapshots", self.name))
                     .with_hint("libvirt migrates no such domain: see `virsh snapshot-list`, and delete them"));
@@ -438,6 +444,17 @@ impl Hypervisor for Domain {
             self.look().await?;
             tokio::spawn(announce(Self::new(&self.name, &self.monitors, &self.env)));
             Ok(())
+        })
+    }
+
+    fn autostarts(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(self.says("Autostart:", "enable"))
+    }
+
+    fn set_autostart(&self, is_on: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let words: &[&str] = if is_on { &["autostart"] } else { &["autostart", "--disable"] };
+            self.virsh(&[words, &["--", &self.name]].concat()).await.map(drop)
         })
     }
 

@@ -50,6 +50,7 @@ impl MachineMove {
                 }
             }
             abandon_there(daemon, &self.host, self.id);
+            daemon.restore_autostart(machine).await;
             for disk in &self.disks {
                 disk.job.wait().await;
             }
