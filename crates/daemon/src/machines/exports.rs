@@ -118,6 +118,7 @@ mod tests {
             shared: None,
             grows: false,
             cache: None,
+            format: None,
         };
         MachineDocument { disks: vec![disk], ..MachineDocument::new("web1", Monitor::Libvirt("web1".to_owned())) }
     }

@@ -27,6 +27,7 @@ fn outgoing(commit: CommitRecord) -> OutgoingMachine {
         adopted: Vec::new(),
         started_unix_ms: 0,
         domain: None,
+        autostart: false,
         description: None,
         postcopy: false,
     }
