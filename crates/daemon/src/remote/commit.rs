@@ -68,17 +68,25 @@ fn gone(host: &str) -> block::Error {
     block::Error::new(ErrorKind::Fenced, context)
 }
 
-/// Asks the arbiter to decide that the move to `remote` counts.
+/// Asks the arbiter to decide that the moves `announced` count, whose ruling was `expected`. Gives *committed*, or the ruling that is to
+/// be followed instead: what was there was forgotten, and the target has not taken the volumes.
 ///
 /// # Errors
-/// Fenced: it never can. Any other: nobody knows whether it does.
-async fn ask_to_commit(arbiter: &dyn Arbiter, remote: &RemoteVolume, expected: Ruling) -> block::Result<()> {
-    match arbiter.decide(remote.job, expected, Ruling::Committed).await {
-        Ok(Ruling::Committed) => Ok(()),
-        // It was announced. What came of it nobody knows by that.
-        Ok(Ruling::Unknown) => Err(block::Error::new(ErrorKind::TimedOut, "the arbiter has forgotten the move")),
-        Ok(_) => Err(gone(&remote.host)),
-        Err(error) => Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+/// Fenced: they never can. Any other: nobody knows whether they do.
+async fn ask_to_commit(
+    arbiter: &dyn Arbiter,
+    other: &OtherHost,
+    (remote, announced): (&RemoteVolume, &[Awaited]),
+    expected: Ruling,
+) -> block::Result<Ruling> {
+    let unknown = |error: Error| block::Error::new(ErrorKind::TimedOut, error.to_string());
+    match arbiter.decide(remote.job, expected, Ruling::Committed).await.map_err(unknown)? {
+        Ruling::Committed => Ok(Ruling::Committed),
+        Ruling::Unknown => match settle_ruling(arbiter, other, announced, expected).await.map_err(unknown)? {
+            next @ (Ruling::Committed | Ruling::Withdrawn(_)) => Ok(next),
+            Ruling::Unknown | Ruling::Open | Ruling::Abandoned => Err(gone(&remote.host)),
+        },
+        Ruling::Open | Ruling::Withdrawn(_) | Ruling::Abandoned => Err(gone(&remote.host)),
     }
 }
 
@@ -161,8 +169,14 @@ impl GroupRuling {
     /// # Errors
     /// Fenced: it can never be. Any other: nobody knows whether it counts.
     pub(crate) async fn commit(&self) -> block::Result<()> {
-        let expected = *self.last.lock();
-        ask_to_commit(&*self.arbiter, &self.remote, expected).await
+        let announced = self.announced.lock().clone();
+        loop {
+            let expected = *self.last.lock();
+            match ask_to_commit(&*self.arbiter, &self.other, (&self.remote, &announced), expected).await? {
+                Ruling::Committed => return Ok(()),
+                next => *self.last.lock() = next,
+            }
+        }
     }
 
     /// Settles what was asked, against the commit if that is possible still. Gives whether it counts.
@@ -206,11 +220,16 @@ impl JobJournal for TwoPhases {
     /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
-            if let Some(arbiter) = &self.arbiter {
+            let Some(arbiter) = &self.arbiter else { return self.journal.commit().await };
+            let announced = Awaited::of(&self.journal.document()).into_iter().collect::<Vec<_>>();
+            loop {
                 let expected = Ruling::after(withdrawals(&self.journal.document()));
-                ask_to_commit(&**arbiter, self.remote_device.place(), expected).await?;
+                let about = (self.remote_device.place(), announced.as_slice());
+                match ask_to_commit(&**arbiter, &self.other, about, expected).await? {
+                    Ruling::Committed => return self.journal.commit().await,
+                    next => self.journal.update_job(|job| job.withdrawals = next.withdrawals()).await?,
+                }
             }
-            self.journal.commit().await
         })
     }
 
