@@ -278,6 +278,8 @@ impl MachineMove {
                 Some(precopy) => Box::pin(self.stop_and_copy(daemon, precopy)).await?,
                 None => self.converge(daemon).await?,
             }
+            // The guest stands still, and the migration can be cancelled yet.
+            self.require_straight(daemon).await?;
             self.enter(VmMovePhase::Switching);
             self.complete_memory(daemon).await?;
             self.copy_caches_held().await;
@@ -291,7 +293,6 @@ impl MachineMove {
             if let Some(precopy) = &mut parallel {
                 precopy.verify_clean().map_err(|error| of_memory(&error))?;
             }
-            self.require_straight(daemon).await?;
             // Whoever has died there since is missed by nobody yet. The disks are held meanwhile.
             let runs = Some(self.ran());
             self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id, runs }).await?;

@@ -28,8 +28,8 @@ impl Daemon {
         }
         let stays =
             |handling: &Handling| handling.place.as_ref().and_then(|place| place.local_path()).map(Path::to_owned);
-        let staying = disks.iter().zip(handled).filter_map(|(disk, handling)| Some((disk, stays(handling)?)));
-        let Some((disk, path)) = staying.into_iter().find(|(_, path)| self.is_block_device(path)) else {
+        let mut staying = disks.iter().zip(handled).filter_map(|(disk, handling)| Some((disk, stays(handling)?)));
+        let Some((disk, path)) = staying.find(|(_, path)| self.is_block_device(path)) else {
             return Ok(());
         };
         let (name, node, path) = (&document.name, &disk.node, path.display());
