@@ -41,7 +41,7 @@ pub(crate) use launch::memory_environment;
 pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
 pub(crate) use outside::of_memory;
-pub(crate) use qemu::Qemus;
+pub(crate) use qemu::{Qemus, refused_state};
 pub use started::{MonitoredProcess, started_with};
 pub use straight::ServedDisk;
 

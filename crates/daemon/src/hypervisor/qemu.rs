@@ -392,7 +392,12 @@ impl Hypervisor for Qemu {
     }
 
     fn verify_stopped(&self) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async { machine::verify_stopped(&self.qmp).await.map_err(|error| of_vm(&error)) })
+        Box::pin(async {
+            machine::verify_stopped(&self.qmp).await.map_err(|error| {
+                Error { code: ErrorCode::MoveFailed, ..of_vm(&error) }
+                    .with_hint("see which other program uses a monitor of this QEMU, and move it again without that")
+            })
+        })
     }
 
     fn quit(&self) -> BoxFuture<'_, Result<()>> {
@@ -453,7 +458,7 @@ impl Qemu {
         if machine::is_stopped_for_switch(&state) {
             return Ok(());
         }
-        machine::refuse_state(&state, self.qmp.version()).map_err(|error| of_vm(&error))?;
+        machine::refuse_state(&state, self.qmp.version()).map_err(|error| refused_state(&error))?;
         *self.at_switch.lock() = Some(state);
         Ok(())
     }
@@ -489,6 +494,12 @@ impl Qemu {
         };
         machine::wait_for(&self.qmp, reached, limit).await.map(drop).map_err(|error| of_vm(&error))
     }
+}
+
+/// That a guest in its state cannot be carried to another host.
+pub(crate) fn refused_state(error: &vm::Error) -> Error {
+    Error { code: ErrorCode::VmRefused, ..of_vm(error) }
+        .with_hint("wake it, or use QEMU 9.0 or later, and move it again")
 }
 
 /// What is left of a memory after a pass over it.

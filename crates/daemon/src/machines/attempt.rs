@@ -312,9 +312,7 @@ impl MachineMove {
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
-        let proof = self.commit(member).await?;
-        self.may_close.send_replace(true);
-        Ok(proof)
+        self.commit(member).await
     }
 
     /// Has the source's QEMU begin, and the socket through which both are joined.

@@ -7,7 +7,8 @@ use vm::machine::MachineFacts;
 
 use super::document::MachineDocument;
 use super::is_moved;
-use crate::problem::{Result, of_vm};
+use crate::hypervisor::refused_state;
+use crate::problem::Result;
 
 /// Refuses a machine that is not here, or not all of it.
 pub(super) fn refuse_absent(document: &MachineDocument) -> Result<()> {
@@ -34,7 +35,7 @@ pub(super) fn refusals_of(document: &MachineDocument, facts: &MachineFacts, requ
 /// Refuses a guest in a state that its QEMU cannot carry.
 pub(super) fn refuse_state(facts: &MachineFacts) -> Result<()> {
     let refused = vm::machine::refuse_state(&facts.run_state, facts.version);
-    refused.map_err(|error| Error { code: ErrorCode::VmRefused, ..of_vm(&error) })
+    refused.map_err(|error| refused_state(&error))
 }
 
 /// Refuses what libvirt's own migration is not asked for here.

@@ -80,6 +80,7 @@ impl MachineMove {
         self.enter(VmMovePhase::Finishing);
         self.state.lock().outcome = JobState::Finishing;
         machine.may_be_forgotten.store(true, Ordering::Release);
+        self.may_close.send_replace(true);
         let running = async {
             let told = self.ask_within(daemon, FIRST_TELL_LIMIT, Ask::Run { id: self.id }).await;
             let told = match told {
