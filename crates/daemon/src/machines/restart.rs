@@ -162,7 +162,6 @@ async fn finish(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &OutgoingMach
         let target = PostcopyTarget { host: &host, id: outgoing.id };
         followed = Box::pin(daemon.follow(machine, &target, &|_| {})).await;
     }
-    readable(daemon, outgoing).await;
     let volumes = outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()).collect();
     end_here(daemon, machine, volumes, proof).await;
     followed
@@ -198,13 +197,6 @@ fn over(
     }
 }
 
-/// Waits until no journal of its disks is unreadable: such a disk has its move on record, and comes back with it at a later start.
-async fn readable(daemon: &Daemon, outgoing: &OutgoingMachine) {
-    while outgoing.volumes.iter().any(|name| daemon.is_unreadable(name)) {
-        daemon.env.sleep(REST).await;
-    }
-}
-
 async fn undo(
     daemon: &Arc<Daemon>,
     machine: &Machine,
@@ -223,7 +215,6 @@ async fn undo(
     if let Ok(host) = HostName::new(&outgoing.host) {
         abandon_there(daemon, &host, outgoing.id);
     }
-    readable(daemon, outgoing).await;
     for volume in outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()) {
         // One that is down has its move on record, and nobody can end that before it is back.
         while volume.is_coming_back() || volume.document().job.is_some() && volume.job().is_none() {
