@@ -316,7 +316,10 @@ fn show_move(moved: &VmMove) -> String {
         }
         JobState::Cancelled => format!("{} stays here: the move to {} was cancelled", moved.vm, moved.to),
         JobState::Failed if moved.error.as_ref().is_some_and(|error| error.code == ErrorCode::VmLost) => {
-            format!("{} is at {} by its commit, and does not run there: the move failed after {elapsed}", moved.vm, moved.to)
+            format!(
+                "{} is at {} by its commit, and does not run there: the move failed after {elapsed}",
+                moved.vm, moved.to
+            )
         }
         JobState::Failed => format!("{} stays here: the move to {} was undone after {elapsed}", moved.vm, moved.to),
         _ => format!("{}, {elapsed} so far{memory}", progress(moved)),

@@ -157,6 +157,7 @@ impl Daemon {
             };
             if has_ended {
                 tracing::warn!(vm = machine.name, "its QEMU has ended meanwhile");
+                *machine.problem.lock() = None;
                 return;
             }
             tracing::error!(vm = machine.name, %error, "the guest could not be let go on yet");

@@ -28,6 +28,7 @@ use crate::daemon::Daemon;
 use crate::hosts::HostName;
 use crate::jobs::{CommitRecord, Committed, NotCommitted, Outcome};
 use crate::problem::Result;
+use crate::volume::Volume;
 
 /// How often a volume is looked at that has not come back yet.
 const LOOK: Duration = Duration::from_millis(50);
@@ -162,9 +163,28 @@ async fn finish(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &OutgoingMach
         let target = PostcopyTarget { host: &host, id: outgoing.id };
         followed = Box::pin(daemon.follow(machine, &target, &|_| {})).await;
     }
-    let volumes = outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()).collect();
+    let volumes = readable_volumes(daemon, machine, outgoing).await;
     end_here(daemon, machine, volumes, proof).await;
     followed
+}
+
+/// The volumes of a move. Waits for those whose journals cannot be read: what is on record of the move is needed until they can.
+async fn readable_volumes(daemon: &Daemon, machine: &Machine, outgoing: &OutgoingMachine) -> Vec<Arc<Volume>> {
+    let mut volumes = Vec::new();
+    for name in &outgoing.volumes {
+        while daemon.is_known(machine) {
+            match daemon.volume_if_any(name) {
+                Ok(found) => {
+                    volumes.extend(found);
+                    break;
+                }
+                Err(error) => *machine.problem.lock() = Some(error),
+            }
+            machine.may_be_forgotten.store(true, Ordering::Release);
+            daemon.env.sleep(REST).await;
+        }
+    }
+    volumes
 }
 
 fn over(
@@ -215,7 +235,14 @@ async fn undo(
     if let Ok(host) = HostName::new(&outgoing.host) {
         abandon_there(daemon, &host, outgoing.id);
     }
-    for volume in outgoing.volumes.iter().filter_map(|name| daemon.volume(name).ok()) {
+    // It is not told again by a later start: somebody may have stopped it by then.
+    let told = daemon.update_machine(machine, |document| {
+        document.outgoing.iter_mut().for_each(|outgoing| outgoing.stopped = Some(false));
+    });
+    if let Err(error) = told {
+        tracing::warn!(vm = machine.name, %error, "that a guest goes on could not be stored");
+    }
+    for volume in readable_volumes(daemon, machine, outgoing).await {
         // One that is down has its move on record, and nobody can end that before it is back.
         while volume.is_coming_back() || volume.document().job.is_some() && volume.job().is_none() {
             daemon.env.sleep(LOOK).await;
