@@ -114,8 +114,7 @@ impl Daemon {
         plan.refusals.extend(require_straight(&*hypervisor, &served).await.err());
         plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
         plan.refusals.extend(refusals_of(&document, &arrival.facts, &request));
-        plan.refusals.extend(self.check_hook().err());
-        plan.refusals.extend(self.check_arbiter().await.err());
+        plan.refusals.extend([self.check_hook().err(), self.check_arbiter().await.err()].into_iter().flatten());
         let facts = arrival.facts.clone();
         let choice = self.choose_memory(&host, &*hypervisor, &request, (&document, &arrival, false)).await;
         let choice = choice.unwrap_or_else(|error| {
