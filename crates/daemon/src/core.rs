@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::v1::{
     AttachRequest, Cache, CacheRequest, Job, LayerChangeRequest, LayerRequest, Monitor, MoveRequest, Prediction,
-    Resolution, ResolveRequest, RevertRequest, SetRequest, SnapshotRequest, Surrogate, SurrogateRequest, VmMove,
+    Resolution, ResolveRequest, RevertRequest, SetRequest, SnapshotRequest, Surrogate, SurrogateRequest, Vm, VmMove,
     VmMoveRequest, Volume,
 };
 use block::{BufferPool, Quiesced};
@@ -78,6 +78,38 @@ impl Core {
     /// There was none.
     pub fn machine_move(&self, name: &str) -> Result<VmMove> {
         self.daemon.show_machine_move(&*self.daemon.machine(name)?)
+    }
+
+    /// Undoes the move of a machine, as long as that is possible.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn cancel_machine_move(&self, name: &str) -> Result<VmMove> {
+        self.daemon.cancel_machine_move(name).await
+    }
+
+    /// Says what both hosts have on record of the disks of a machine that was on its way, and does what was decided.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn resolve_machine(&self, name: &str, request: ResolveRequest) -> Result<Vec<Resolution>> {
+        self.daemon.resolve_machine(name, request).await
+    }
+
+    /// Gives all disks of a machine back to the program that runs it.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn release_machine(&self, name: &str) -> Result<Vm> {
+        self.daemon.release_machine(name).await
+    }
+
+    /// Forgets a machine. What runs goes on.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn remove_machine(&self, name: &str) -> Result<Vm> {
+        self.daemon.remove_machine(name).await
     }
 
     /// The daemon itself.

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use api::v1::VmMovePhase;
 use migrate::Phase;
 
-use crate::fault_event::When;
+use crate::fault_event::{Aim, When};
 use crate::occurrence::Occurrence;
 use crate::scenario::{Scenario, ScenarioResult};
 use crate::scenarios::NamedScenario;
@@ -25,9 +26,14 @@ const MISSED_MAX_PERCENT: u64 = 40;
 
 /// Whether every move that goes well comes to `phase`. To the others only some come: what is told of those may be missed.
 #[must_use]
-pub const fn comes_always(phase: Phase) -> bool {
+pub const fn comes_always(aim: Aim) -> bool {
     use Phase::{Committed, Committing, Copying, Done, PreSwitch, Preparing, Quiescing, Switched};
-    matches!(phase, Preparing | Copying | PreSwitch | Quiescing | Committing | Committed | Switched | Done)
+    match aim {
+        Aim::Machine(phase) => !matches!(phase, VmMovePhase::Postcopy),
+        Aim::Disk(phase) => {
+            matches!(phase, Preparing | Copying | PreSwitch | Quiescing | Committing | Committed | Switched | Done)
+        }
+    }
 }
 
 /// How often something was told to happen in a phase, and how often it did not.
@@ -54,7 +60,7 @@ impl fmt::Display for PhasedCount {
 /// What was told to happen in phases.
 #[derive(Clone, Debug, Default)]
 pub struct Phased {
-    counts: BTreeMap<(Phase, &'static str), PhasedCount>,
+    counts: BTreeMap<(Aim, &'static str), PhasedCount>,
 }
 
 impl Phased {
@@ -64,12 +70,12 @@ impl Phased {
             return;
         }
         for event in &instance.events {
-            if let When::In(phase) = event.when {
-                self.counts.entry((phase, event.what.name())).or_default().told += 1;
+            if let Some(aim) = event.when.aim() {
+                self.counts.entry((aim, event.what.name())).or_default().told += 1;
             }
         }
-        for (phase, what) in &result.missed {
-            self.counts.entry((*phase, what.name())).or_default().missed += 1;
+        for (aim, what) in &result.missed {
+            self.counts.entry((*aim, what.name())).or_default().missed += 1;
         }
     }
 
@@ -82,8 +88,18 @@ impl Phased {
     }
 
     /// Each phase, what was told of it, and how often.
-    pub fn each(&self) -> impl Iterator<Item = (Phase, &'static str, PhasedCount)> {
-        self.counts.iter().map(|((phase, what), count)| (*phase, *what, *count))
+    pub fn each(&self) -> impl Iterator<Item = (Aim, &'static str, PhasedCount)> {
+        self.counts.iter().map(|((aim, what), count)| (*aim, *what, *count))
+    }
+
+    /// How often anything was told to happen after the commit.
+    #[must_use]
+    pub fn after_commit(&self) -> PhasedCount {
+        let counts = self.counts.iter().filter(|((aim, _), _)| aim.is_after_commit()).map(|(_, count)| *count);
+        counts.fold(PhasedCount::default(), |sum, count| PhasedCount {
+            told: sum.told + count.told,
+            missed: sum.missed + count.missed,
+        })
     }
 }
 
@@ -164,7 +180,8 @@ impl Scenario {
     pub fn told(&self) -> BTreeSet<Occurrence> {
         let events = self.events.iter().map(|event| match event.when {
             When::In(phase) => Occurrence::In(phase, event.what),
-            When::Sometime | When::After(_) => Occurrence::Happens(event.what),
+            When::InMachine(phase) => Occurrence::InMachine(phase, event.what),
+            When::Before | When::Sometime | When::After(_) => Occurrence::Happens(event.what),
         });
         let mut told: BTreeSet<_> = events.collect();
         let classes = [

@@ -63,8 +63,8 @@ impl Player {
         is_whole
     }
 
-    /// Says of everything that was told to happen in a phase how often it did. False if too little of something has, where no
-    /// machine moves. A part of the scenarios tells too little of a phase to be judged.
+    /// Says of everything that was told to happen in a phase how often it did. False if too little of something has, or too little
+    /// after the commit of machines. A part of the scenarios tells too little of a phase to be judged.
     fn are_phases_met(&self) -> bool {
         let [mut others, mut machines] = [Phased::default(), Phased::default()];
         for cover in self.covers().values() {
@@ -72,17 +72,22 @@ impl Player {
             all.add_all(cover.phased());
         }
         for (whose, phased) in [("", &others), (" of machines", &machines)] {
-            for (phase, what, count) in phased.each() {
-                println!("{what} in {}{whose}: {count}", phase.name());
+            for (aim, what, count) in phased.each() {
+                println!("{what} in {aim}{whose}: {count}");
             }
         }
+        let after_commit = machines.after_commit();
+        println!("anything after the commit of machines: {after_commit}");
         if self.arguments.turn.is_some() {
             return true;
         }
-        let mut is_met = true;
-        let is_amiss = |(phase, _, count): &(_, _, PhasedCount)| comes_always(*phase) && count.misses_too_often();
-        for (phase, what, count) in others.each().filter(is_amiss) {
-            println!("MISSING {what} in {}: {count}", phase.name());
+        let mut is_met = !after_commit.misses_too_often();
+        if !is_met {
+            println!("MISSING what was told to happen after the commit of machines: {after_commit}");
+        }
+        let is_amiss = |(aim, _, count): &(_, _, PhasedCount)| comes_always(*aim) && count.misses_too_often();
+        for (aim, what, count) in others.each().filter(is_amiss) {
+            println!("MISSING {what} in {aim}: {count}");
             is_met = false;
         }
         is_met

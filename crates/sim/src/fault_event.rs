@@ -1,7 +1,9 @@
 //! What happens to a scenario while it is played, and when.
 
+use std::fmt;
 use std::time::Duration;
 
+use api::v1::VmMovePhase;
 use migrate::Phase;
 
 /// Something that happens once.
@@ -77,8 +79,39 @@ pub enum FaultEvent {
     FlushLost(Part),
     /// The daemon ends, and starts with something else in the place of this.
     StartExchanged(Part, Exchange),
+    /// Somebody does something to a QEMU of the machine.
+    Machine(MachineEvent),
     /// The daemon ends, and somebody writes to the disk that holds the volume before it starts again.
     ChangedBehind,
+}
+
+/// What others do to a machine, of which no daemon is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MachineEvent {
+    /// The operator shuts the guest down and starts it again: another process behind the same monitor.
+    Restarted,
+    /// The operator stops the guest.
+    Stopped,
+    /// The operator lets a guest go on that he has stopped.
+    Resumed,
+    /// A script lets the source's guest go on after QEMU has stopped and sent it.
+    SentResumed,
+    /// Another client has the monitor of one of the QEMUs for a while.
+    MonitorHeld,
+    /// The source's QEMU is killed, and started again by its operator.
+    SourceKilled,
+    /// The target's QEMU is killed after it has loaded everything.
+    TargetKilled,
+    /// The first of its disks moves to the other host alone.
+    DiskMoved,
+    /// Its move is asked for, where nobody else does: a disk of it is at the other host already.
+    Asked,
+}
+
+impl From<MachineEvent> for FaultEvent {
+    fn from(event: MachineEvent) -> Self {
+        Self::Machine(event)
+    }
 }
 
 /// What of a volume may be away, or may not be what it was, when the daemon starts.
@@ -151,6 +184,15 @@ impl FaultEvent {
             Self::StartExchanged(_, Exchange::Blank) => "start-blank",
             Self::StartExchanged(_, Exchange::RolledBack) => "start-rolled-back",
             Self::ChangedBehind => "changed-behind",
+            Self::Machine(MachineEvent::Restarted) => "qemu-restarted",
+            Self::Machine(MachineEvent::Stopped) => "guest-stopped",
+            Self::Machine(MachineEvent::Resumed) => "guest-resumed",
+            Self::Machine(MachineEvent::SentResumed) => "sent-resumed",
+            Self::Machine(MachineEvent::MonitorHeld) => "monitor-held",
+            Self::Machine(MachineEvent::SourceKilled) => "source-qemu-killed",
+            Self::Machine(MachineEvent::TargetKilled) => "target-qemu-killed",
+            Self::Machine(MachineEvent::DiskMoved) => "disk-moved-alone",
+            Self::Machine(MachineEvent::Asked) => "machine-asked",
         }
     }
 }
@@ -158,6 +200,8 @@ impl FaultEvent {
 /// At which moment something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
+    /// Before the move of a machine is asked for, once the daemon knows it.
+    Before,
     /// At a moment of the scenario's span that the seed chooses.
     Sometime,
     /// So long after the move was asked for.
@@ -165,6 +209,49 @@ pub enum When {
     /// Up to 200 us after the move was first seen in this phase, or past it where phases are short. If it does not come there within
     /// a minute, the verdict says so.
     In(Phase),
+    /// The same of the phase of a whole machine's move. It begins again with each move that is asked for.
+    InMachine(VmMovePhase),
+}
+
+impl When {
+    /// The phase that it waits for, if it does.
+    #[must_use]
+    pub const fn aim(self) -> Option<Aim> {
+        match self {
+            Self::Before | Self::Sometime | Self::After(_) => None,
+            Self::In(phase) => Some(Aim::Disk(phase)),
+            Self::InMachine(phase) => Some(Aim::Machine(phase)),
+        }
+    }
+}
+
+/// The phase that an event waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Aim {
+    /// Of the move of a disk.
+    Disk(Phase),
+    /// Of the move of a machine.
+    Machine(VmMovePhase),
+}
+
+impl Aim {
+    /// Whether the volumes are the target's in this phase, or about to be.
+    #[must_use]
+    pub const fn is_after_commit(self) -> bool {
+        match self {
+            Self::Disk(phase) => matches!(phase, Phase::Committed | Phase::Switched | Phase::Done),
+            Self::Machine(phase) => matches!(phase, VmMovePhase::Postcopy | VmMovePhase::Finishing),
+        }
+    }
+}
+
+impl fmt::Display for Aim {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk(phase) => out.write_str(phase.name()),
+            Self::Machine(phase) => write!(out, "machine {phase}"),
+        }
+    }
 }
 
 /// Something and its moment.

@@ -86,6 +86,8 @@ struct State {
     failing: f64,
     /// Names of the volume's own file system that could not be removed the first time.
     stubborn: BTreeSet<String>,
+    /// Told each time that a machine's document is durable.
+    watcher: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// The file system that the daemon's state directory is on. It outlives processes. Clones are the same.
@@ -156,6 +158,17 @@ impl SimFiles {
             state.stubborn.insert(name);
         }
         refuses
+    }
+
+    /// Tells `watcher` each time that a document of a machine is durable, or durably gone.
+    pub(crate) fn watch(&self, watcher: impl Fn() + Send + Sync + 'static) {
+        self.state.lock().watcher = Some(Arc::new(watcher));
+    }
+
+    /// Nobody is told any more.
+    pub(crate) fn unwatch(&self) {
+        let watcher = self.state.lock().watcher.take();
+        drop(watcher);
     }
 
     /// Takes the power away.
@@ -328,6 +341,9 @@ impl Files for LifeFiles {
         let through = state.pending.iter().rposition(|change| change.touches(path)).map_or(0, |last| last + 1);
         let settled: Vec<_> = state.pending.drain(..through).collect();
         settled.iter().for_each(|change| change.apply(&mut state.durable));
+        let watcher = state.watcher.clone().filter(|_| path.ends_with("machines"));
+        drop(state);
+        watcher.into_iter().for_each(|watcher| watcher());
         Ok(())
     }
 }

@@ -41,7 +41,7 @@ use daemon_harness::DaemonHarness;
 pub(crate) use beside::{VOLUMES_MAX, names};
 pub use daemon_harness::{CacheSetup, Outage};
 pub(crate) use setup::SNAPSHOTS_MAX;
-pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
+pub use setup::{Disks, Mistakes, Others, Role, Setup, Status, Wrap};
 
 /// A host as one of its volumes has it. Clones are the same. The first volume's boots and kills the process that all of them have
 /// in common; see `beside`.
@@ -76,6 +76,8 @@ struct Shared {
     phase: tokio::sync::watch::Sender<Option<Phase>>,
     now: Mutex<ProcessRun>,
     wanted: Mutex<bool>,
+    /// It has gone to the other host without the machine whose disk it is.
+    is_gone_alone: Mutex<bool>,
     asked: Notify,
     status: Mutex<Status>,
     changed: Notify,
@@ -136,6 +138,7 @@ impl Host {
             phase: tokio::sync::watch::Sender::new(None),
             now: Mutex::default(),
             wanted: Mutex::new(false),
+            is_gone_alone: Mutex::new(false),
             asked: Notify::new(),
             status: Mutex::new(Status::Idle),
             changed: Notify::new(),
@@ -293,6 +296,11 @@ impl Host {
     pub fn ask_for_move(&self) {
         *self.shared.wanted.lock() = true;
         self.shared.asked.notify_one();
+    }
+
+    /// Nobody wants a move any more that was asked for and refused.
+    pub(crate) fn ask_no_more(&self) {
+        *self.shared.wanted.lock() = false;
     }
 
     /// Asks for another move after one that has ended.

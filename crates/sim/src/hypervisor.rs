@@ -14,6 +14,7 @@
 //! connected. Its memory is a number that grows with every answer that a guest has got, and is what the migration carries. What a
 //! QEMU does wrong it does once, at a moment from the seed: it does not start, it dies, it refuses what it was sent.
 
+mod others;
 mod outside;
 mod postcopy;
 mod seen;
@@ -23,15 +24,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::daemon::{Hypervisors, MemoryFlow};
+use api::v1::VmMovePhase;
 use migrate::stream::BoxTransport;
 use nbd::Export;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 
+use others::{Judge, Others};
 use seen::Seen;
 
 use crate::link::Link;
+use crate::occurrence::Occurrence;
 use crate::port::Port;
 use crate::process::Process;
 use crate::rng::Rng;
@@ -45,6 +49,17 @@ const PIECE_BYTES: usize = 1500;
 const LOADED: u8 = b'K';
 /// Of so many attempts one meets a QEMU that does something wrong.
 const WRONG: f64 = 0.35;
+
+/// Which host a machine is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Authority {
+    /// The first.
+    Here,
+    /// The other one.
+    There,
+    /// Nobody knows yet.
+    InDoubt,
+}
 
 /// Two QEMUs and what they run. Clones are the same.
 #[derive(Clone)]
@@ -62,6 +77,10 @@ struct Shared {
     memories: Mutex<outside::Memories>,
     /// What is between the hosts.
     link: Link,
+    /// Who says which host it is at.
+    judge: Mutex<Judge>,
+    /// The phase that its move was seen in last, until that is over.
+    phase: Mutex<Option<VmMovePhase>>,
 }
 
 /// A disk of the machine.
@@ -79,10 +98,20 @@ struct State {
     at: usize,
     instances: [Option<Instance>; 2],
     last_pid: u32,
+    others: Others,
+    /// QEMUs do nothing wrong once no move is under way.
+    calms: bool,
     /// QEMUs do nothing wrong any more.
     is_calm: bool,
     /// Another program has put a snapshot over a disk at this host, and nobody has seen it yet: the guest writes to it.
     snapshot_at: Option<usize>,
+}
+
+impl State {
+    fn be_calm(&mut self) {
+        self.is_calm = true;
+        self.instances.iter_mut().flatten().for_each(|instance| instance.refuses = false);
+    }
 }
 
 struct Instance {
@@ -90,6 +119,8 @@ struct Instance {
     stage: Stage,
     /// Where it listens to daemons.
     monitor: PathBuf,
+    /// Its operator has stopped its guest.
+    is_paused: bool,
     /// Counts migrations of it, so that what is left of an earlier one does nothing.
     attempt: u32,
     /// Where the ways into it lead.
@@ -100,6 +131,18 @@ struct Instance {
     flow: MemoryFlow,
     /// How much of the memory has followed the guest from here.
     followed: u64,
+}
+
+impl Instance {
+    fn new(pid: u32, stage: Stage) -> Self {
+        let (flow, inlets, monitor) = (MemoryFlow::Complete, None, PathBuf::from("/run/vm.qmp"));
+        Self { pid, stage, monitor, is_paused: false, attempt: 0, inlets, refuses: false, flow, followed: 0 }
+    }
+
+    /// Whether its guest runs.
+    const fn runs(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Sending) && !self.is_paused
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,16 +164,7 @@ enum Stage {
 
 impl SimMachine {
     pub(crate) fn new(world: &World, link: &Link) -> Self {
-        let first = Instance {
-            pid: 1,
-            stage: Stage::Running,
-            monitor: PathBuf::from("/run/vm.qmp"),
-            attempt: 0,
-            inlets: None,
-            refuses: false,
-            flow: MemoryFlow::Complete,
-            followed: 0,
-        };
+        let first = Instance::new(1, Stage::Running);
         let state = State { instances: [Some(first), None], last_pid: 1, ..State::default() };
         let shared = Shared {
             world: world.clone(),
@@ -140,6 +174,8 @@ impl SimMachine {
             seats: Mutex::default(),
             memories: Mutex::default(),
             link: link.clone(),
+            judge: Mutex::default(),
+            phase: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -167,28 +203,74 @@ impl SimMachine {
         self.shared.state.lock().at == host
     }
 
-    /// Its QEMUs do nothing wrong any more.
+    /// Its QEMUs do nothing wrong any more once its move is over, if one is under way.
     pub(crate) fn calm_down(&self) {
+        self.send_others_away();
+        let is_moving = self.is_moving();
         let mut state = self.shared.state.lock();
-        state.is_calm = true;
-        state.instances.iter_mut().flatten().for_each(|instance| instance.refuses = false);
+        state.calms = true;
+        if !is_moving {
+            state.be_calm();
+        }
+    }
+
+    /// Its move is in `phase`; in none if it is over.
+    pub(crate) fn note_phase(&self, phase: Option<VmMovePhase>) {
+        let before = std::mem::replace(&mut *self.shared.phase.lock(), phase);
+        if before != phase {
+            let shown = phase.map_or_else(|| "over".to_owned(), |phase| phase.to_string());
+            self.shared.world.event(format_args!("the machine's move: {shown}"));
+            self.shared.changed.notify_waiters();
+        }
+        if phase.is_none() {
+            let mut state = self.shared.state.lock();
+            if state.calms {
+                state.be_calm();
+            }
+        }
+    }
+
+    /// The phase that its move was seen in last.
+    pub(crate) fn phase(&self) -> Option<VmMovePhase> {
+        *self.shared.phase.lock()
+    }
+
+    /// Waits until its move is seen in `phase`.
+    pub(crate) async fn seen_in(&self, phase: VmMovePhase) {
+        loop {
+            let changed = self.shared.changed.notified();
+            if self.phase() == Some(phase) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether a move of it is under way, as far as was seen.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.phase().is_some()
     }
 
     /// The story is over: what is offered leads back to the hosts.
     pub(crate) fn close(&self) {
+        self.dismiss_judge();
         let seats = std::mem::take(&mut *self.shared.seats.lock());
         drop(seats);
     }
 
-    /// What is wrong at the end: one QEMU has the machine, and it runs.
+    /// What is wrong at the end: one QEMU has the machine, and its guest runs if its operator's last word was that.
     pub(crate) fn disorder(&self) -> Option<String> {
+        let disobeys = self.disobeys();
         let state = self.shared.state.lock();
         let stages: Vec<_> = state.instances.iter().map(|instance| instance.as_ref().map(|it| it.stage)).collect();
         let alive = stages.iter().flatten().filter(|stage| **stage != Stage::Dead).count();
-        let runs = stages[state.at] == Some(Stage::Running);
+        // One that has come stopped has not begun to run.
+        let has_it = |stage: &&Stage| matches!(stage, Stage::Running | Stage::Loaded(_));
+        let is_whole = stages.iter().flatten().filter(has_it).count() == 1;
         let flow = state.instances[state.at].as_ref().map_or(MemoryFlow::Complete, |it| it.flow);
-        (alive != 1 || !runs || flow != MemoryFlow::Complete)
-            .then(|| format!("the QEMUs are {stages:?}, and the guests at host {}", state.at))
+        let why = disobeys.unwrap_or("one alone has its guest and its memory");
+        (alive != 1 || !is_whole || disobeys.is_some() || flow != MemoryFlow::Complete)
+            .then(|| format!("the QEMUs are {stages:?}, and the guests at host {}: {why}", state.at))
     }
 
     /// Whether its guests are at the other host.
@@ -234,6 +316,12 @@ impl SimMachine {
         instance.is_some_and(|it| it.stage == Stage::Running && it.attempt == attempt)
     }
 
+    /// Whether its operator has stopped the guest of the process `pid`.
+    fn is_paused(&self, (host, pid): (usize, u32)) -> bool {
+        let state = self.shared.state.lock();
+        state.instances[host].as_ref().is_some_and(|it| it.pid == pid && it.is_paused)
+    }
+
     /// Waits until the process `pid` is in a stage that `is_it`.
     async fn until(&self, who: (usize, u32), is_it: impl Fn(Stage) -> bool) -> Stage {
         loop {
@@ -250,8 +338,9 @@ impl SimMachine {
     async fn let_run(&self, (host, pid): (usize, u32), why: &str) {
         let other_runs = {
             let state = self.shared.state.lock();
-            state.instances[1 - host].as_ref().is_some_and(|other| other.stage == Stage::Running)
+            state.instances[1 - host].as_ref().is_some_and(Instance::runs)
         };
+        self.check_authority(host, why);
         if other_runs {
             self.shared.world.violate(Invariant::OneWriter, format!("the machine runs on both hosts: {why}"));
         }
@@ -268,7 +357,11 @@ impl SimMachine {
         if !self.enter((host, pid), Stage::Running, |_| true) {
             return;
         }
-        self.shared.state.lock().at = host;
+        {
+            let mut state = self.shared.state.lock();
+            state.at = host;
+            state.instances[host].iter_mut().for_each(|it| it.is_paused = false);
+        }
         let offers: Vec<_> =
             self.shared.seats.lock().iter().map(|seat| (seat.port.clone(), seat.exports[host].clone())).collect();
         for (port, offer) in offers {
@@ -283,6 +376,50 @@ impl SimMachine {
         self.wait_for_memory(host);
     }
 
+    /// One that has been loaded runs, with what it had.
+    async fn begin_to_run(&self, who: (usize, u32), why: &str) {
+        if let Stage::Loaded(memory) = self.stage(who)
+            && memory != self.memory()
+        {
+            let what = format!("the machine runs with memory {memory}, and had {}", self.memory());
+            self.shared.world.violate(Invariant::StableRead, what);
+        }
+        self.compare_memories();
+        self.shared.world.occur(Occurrence::Told("machine runs there"));
+        self.let_run(who, why).await;
+    }
+
+    /// Gives a migration up. A guest that was stopped for it stays so.
+    fn cancel(&self, who: (usize, u32)) {
+        if self.enter(who, Stage::Running, |it| it.stage == Stage::Sending) {
+            return;
+        }
+        let is_stopped = |it: &Instance| !matches!(it.stage, Stage::Running | Stage::Waiting | Stage::Loaded(_));
+        if self.enter(who, Stage::Running, is_stopped)
+            && let Some(instance) = self.shared.state.lock().instances[who.0].as_mut()
+        {
+            instance.is_paused = true;
+        }
+    }
+
+    /// Whether the guest of the process `pid` runs.
+    fn guest_runs(&self, (host, pid): (usize, u32)) -> bool {
+        let state = self.shared.state.lock();
+        state.instances[host].as_ref().is_some_and(|it| it.pid == pid && it.runs())
+    }
+
+    /// What QEMU says of its guest.
+    fn run_state(&self, who: (usize, u32)) -> &'static str {
+        match self.stage(who) {
+            Stage::Running | Stage::Sending if self.is_paused(who) => "paused",
+            Stage::Running | Stage::Sending => "running",
+            Stage::Stopped | Stage::Completing | Stage::Following | Stage::Cut => "finish-migrate",
+            Stage::Sent => "postmigrate",
+            Stage::Waiting => "inmigrate",
+            Stage::Loaded(_) | Stage::Failed | Stage::Dead => "paused",
+        }
+    }
+
     fn kill(&self, (host, pid): (usize, u32), why: &str) {
         let was = self.stage((host, pid));
         if was == Stage::Running && self.shared.state.lock().at == host {
@@ -290,7 +427,30 @@ impl SimMachine {
             self.shared.world.violate(Invariant::OneWriter, what);
         }
         self.check_memory_kept(host, was, why);
-        self.enter((host, pid), Stage::Dead, |_| true);
+        self.check_not_needed(host, was, why);
+        if self.enter((host, pid), Stage::Dead, |_| true) {
+            self.wake_supervisor(host);
+        }
+    }
+
+    /// A guest is let run only where the machine is on record.
+    fn check_authority(&self, host: usize, why: &str) {
+        let authority = self.authority();
+        if authority != [Authority::Here, Authority::There][host] {
+            let what = format!("the machine runs at host {host}, and is on record as {authority:?}: {why}");
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+    }
+
+    /// A QEMU is ended only where the machine is not. One that has nothing of it is nobody's loss.
+    fn check_not_needed(&self, host: usize, was: Stage, why: &str) {
+        let authority = self.authority();
+        let has_nothing = matches!(was, Stage::Dead) || host == 1 && matches!(was, Stage::Waiting | Stage::Failed);
+        if !has_nothing && authority != [Authority::There, Authority::Here][host] {
+            let what =
+                format!("the QEMU at host {host} is ended, and the machine is on record as {authority:?}: {why}");
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
     }
 
     /// What the source's QEMU does while it sends its machine. QEMU outlives the daemon.
@@ -334,7 +494,8 @@ impl SimMachine {
                 let has_run = |it: &Instance| it.stage == Stage::Sending;
                 let goes_on = self.enter(who, Stage::Running, |it| is_mine(it) && has_run(it));
                 let fails = !goes_on && self.enter(who, Stage::Failed, |it| is_mine(it) && stages.contains(&it.stage));
-                if goes_on || !fails && self.is_idle(who, attempt) {
+                let is_paused = self.is_paused(who);
+                if !is_paused && (goes_on || !fails && self.is_idle(who, attempt)) {
                     self.ports().iter().for_each(Port::go_on);
                 }
             }

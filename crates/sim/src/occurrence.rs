@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use api::v1::Report;
+use api::v1::{Report, VmMovePhase};
 use migrate::Phase;
 
-use crate::fault_event::FaultEvent;
+use crate::fault_event::{Aim, FaultEvent};
 
 /// Something that occurs in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +16,8 @@ pub enum Occurrence {
     Happens(FaultEvent),
     /// The same, because the move was seen in the phase that it waits for.
     In(Phase, FaultEvent),
+    /// The same of a machine's move.
+    InMachine(VmMovePhase, FaultEvent),
     /// A move is seen in this phase.
     Comes(Phase),
     /// So many moves run at once.
@@ -26,6 +28,14 @@ pub enum Occurrence {
 }
 
 impl Occurrence {
+    /// Something has happened in the phase that it waits for.
+    pub(crate) const fn aimed(aim: Aim, what: FaultEvent) -> Self {
+        match aim {
+            Aim::Disk(phase) => Self::In(phase, what),
+            Aim::Machine(phase) => Self::InMachine(phase, what),
+        }
+    }
+
     /// What a report says of skipping.
     pub(crate) fn of_skips(report: &Report) -> impl Iterator<Item = Self> {
         let is_undisturbed = report.target_losses == 0 && report.sessions == 1;
@@ -69,6 +79,7 @@ impl fmt::Display for Occurrence {
             Self::Fault(class) => write!(out, "fault {class}"),
             Self::Happens(what) => write!(out, "{}", what.name()),
             Self::In(phase, what) => write!(out, "{} in {}", what.name(), phase.name()),
+            Self::InMachine(phase, what) => write!(out, "{} in machine {phase}", what.name()),
             Self::Comes(phase) => write!(out, "phase {}", phase.name()),
             Self::AtOnce(moves) => write!(out, "{moves} moves at once"),
             Self::Told(word) => write!(out, "told {word}"),

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::{MoveOptions, Phase, ProgressMap, Verify};
+use migrate::{MoveOptions, ProgressMap, Verify};
 
 use crate::clock;
 use crate::disk::{Faults, Timing};
-pub use crate::fault_event::{Event, Exchange, FaultEvent, Part, When};
+pub use crate::fault_event::{Aim, Event, Exchange, FaultEvent, MachineEvent, Part, When};
 use crate::guest::{GuestReport, Load};
-use crate::host::{CacheSetup, Mistakes, Setup, Status, VOLUMES_MAX};
+use crate::host::{CacheSetup, Mistakes, Others, Setup, Status, VOLUMES_MAX};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
 use crate::occurrence::Occurrence;
@@ -102,7 +102,7 @@ pub struct ScenarioResult {
     /// What has occurred.
     pub occurred: BTreeSet<Occurrence>,
     /// What should have happened in a phase, and did not.
-    pub missed: Vec<(Phase, FaultEvent)>,
+    pub missed: Vec<(Aim, FaultEvent)>,
     /// What the guest has seen.
     pub guest: GuestReport,
     /// How the last move ended.
@@ -161,6 +161,7 @@ impl Scenario {
                 has_machine: false,
                 memory_follows: false,
                 memory_outside: false,
+                others: Others::default(),
                 mistakes: Mistakes::default(),
             },
             only_first_fails: false,
@@ -207,6 +208,13 @@ impl Scenario {
     #[must_use]
     pub const fn machine(mut self) -> Self {
         self.setup.has_machine = true;
+        self
+    }
+
+    /// Others have to do with the machine, too.
+    #[must_use]
+    pub fn others(mut self, change: impl FnOnce(&mut Others)) -> Self {
+        change(&mut self.setup.others);
         self
     }
 

@@ -1,5 +1,6 @@
 //! How a scenario is played.
 
+mod machines;
 mod starts;
 
 use std::cell::{Cell, RefCell};
@@ -12,7 +13,7 @@ use migrate::{OnNoConverge, Phase};
 
 use crate::checks;
 use crate::disk::{Faults, STUCK_MAX};
-use crate::fault_event::{Event, FaultEvent, When};
+use crate::fault_event::{Aim, Event, FaultEvent, When};
 use crate::host::{Outage, Status};
 use crate::occurrence::Occurrence;
 use crate::rng::Rng;
@@ -45,7 +46,7 @@ pub(crate) struct ScenarioRunner<'a> {
     /// The volumes. The process is the first one's.
     seats: Vec<Seat>,
     deaths: Cell<u64>,
-    missed: RefCell<Vec<(Phase, FaultEvent)>>,
+    missed: RefCell<Vec<(Aim, FaultEvent)>>,
 }
 
 impl<'a> ScenarioRunner<'a> {
@@ -73,7 +74,7 @@ impl<'a> ScenarioRunner<'a> {
     }
 
     /// What should have happened in a phase that did not come, or found nothing there to happen to.
-    pub(crate) fn missed(&self) -> Vec<(Phase, FaultEvent)> {
+    pub(crate) fn missed(&self) -> Vec<(Aim, FaultEvent)> {
         self.missed.borrow().clone()
     }
 
@@ -90,6 +91,7 @@ impl<'a> ScenarioRunner<'a> {
         self.first().host.boot();
         self.seats.iter().for_each(|seat| seat.guest.start());
         self.world.sleep(self.rng.up_to(Duration::from_millis(2))).await;
+        self.happen_before().await;
         if self.scenario.moves > 0 {
             self.first().host.ask_for_move();
             if !self.scenario.setup.together {
@@ -98,6 +100,10 @@ impl<'a> ScenarioRunner<'a> {
         }
         let limit = self.scenario.span + CHAOS_LIMIT;
         let Some(()) = self.within(limit, "it is not over", self.first(), self.chaos()).await else { return };
+        self.clear_leftover().await;
+        if self.scenario.moves == 0 {
+            self.first().host.ask_no_more();
+        }
         self.world.event(format_args!("the faults end"));
         self.seats.iter().for_each(Seat::end_faults);
         self.reopen_what_has_lost().await;
@@ -160,12 +166,14 @@ impl<'a> ScenarioRunner<'a> {
         let scenario = self.scenario;
         let start = self.world.now();
         let mut timed: Vec<(Moment, FaultEvent)> = Vec::new();
-        let mut phased: Vec<(Phase, FaultEvent)> = Vec::new();
+        let mut phased: Vec<(Aim, FaultEvent)> = Vec::new();
         for Event { what, when } in scenario.events.iter().copied() {
             match when {
+                When::Before => {}
                 When::Sometime => timed.push((start + self.rng.up_to(scenario.span), what)),
                 When::After(span) => timed.push((start + span, what)),
-                When::In(phase) => phased.push((phase, what)),
+                When::In(phase) => phased.push((Aim::Disk(phase), what)),
+                When::InMachine(phase) => phased.push((Aim::Machine(phase), what)),
             }
         }
         timed.sort_by_key(|(moment, _)| *moment);
@@ -177,7 +185,13 @@ impl<'a> ScenarioRunner<'a> {
                 }
                 self.world.sleep_until(start + scenario.span).await;
             };
-            join(timed, join_all(phased.into_iter().map(|(phase, what)| self.happen_in(phase, what)))).await;
+            let phased = join_all(phased.into_iter().map(|(aim, what)| self.happen_in(aim, what)));
+            let again = self.move_machine_again();
+            tokio::select! {
+                biased;
+                _ = join(timed, phased) => {}
+                () = again => {}
+            }
             if !scenario.deaths.is_empty() {
                 // Whatever the job does may be the poll at which the process dies.
                 self.limited(PHASE_LIMIT, join_all(self.seats.iter().map(|seat| seat.host.ended()))).await;
@@ -207,25 +221,42 @@ impl<'a> ScenarioRunner<'a> {
         }
     }
 
-    async fn happen_in(&self, phase: Phase, what: FaultEvent) {
+    async fn happen_in(&self, aim: Aim, what: FaultEvent) {
         let seat = self.one();
-        let mut phases = seat.host.phases();
         let seen = async {
-            // The host lives as long as the scenario does.
-            let _ = phases.wait_for(|seen| seen.is_some_and(|seen| is_at_or_past(seen, phase))).await;
+            tokio::select! {
+                biased;
+                () = self.seen(seat, aim) => true,
+                () = self.moved_for_good() => false,
+            }
         };
-        if self.limited(PHASE_LIMIT, seen).await.is_some() {
+        if self.limited(PHASE_LIMIT, seen).await == Some(true) {
             self.world.sleep(self.rng.up_to(Duration::from_micros(200))).await;
             if self.happen(seat, what).await {
-                self.world.occur(Occurrence::In(phase, what));
+                self.world.occur(Occurrence::aimed(aim, what));
                 return;
             }
         }
-        self.world.event(format_args!("{} in {phase} did not happen", what.name()));
-        self.missed.borrow_mut().push((phase, what));
+        self.world.event(format_args!("{} in {aim} did not happen", what.name()));
+        self.missed.borrow_mut().push((aim, what));
         if self.scenario.expected.all_happens {
-            let what = format!("{} was to happen in {phase}, and did not", what.name());
+            let what = format!("{} was to happen in {aim}, and did not", what.name());
             self.world.violate(Invariant::AsTold, what);
+        }
+    }
+
+    /// Waits until the move of a disk, or that of its machine, is in a phase, or has been where phases are short.
+    async fn seen(&self, seat: &Seat, aim: Aim) {
+        match aim {
+            Aim::Disk(phase) => {
+                let mut phases = seat.host.phases();
+                // The host lives as long as the scenario does.
+                let _ = phases.wait_for(|seen| seen.is_some_and(|seen| is_at_or_past(seen, phase))).await;
+            }
+            Aim::Machine(phase) => {
+                let Some(machine) = self.first().host.machine() else { return };
+                machine.seen_in(phase).await;
+            }
         }
     }
 
@@ -330,6 +361,7 @@ impl<'a> ScenarioRunner<'a> {
             FaultEvent::Away(part) => return self.take_away(seat, part),
             FaultEvent::FlushLost(part) => return self.lose_flush(seat, part),
             FaultEvent::StartExchanged(part, exchange) => return self.start_exchanged(seat, part, exchange).await,
+            FaultEvent::Machine(what) => return self.happen_to_machine(what).await,
             FaultEvent::ChangedBehind => return self.change_behind(seat).await,
             FaultEvent::Crash
             | FaultEvent::TargetLost
@@ -549,6 +581,7 @@ impl<'a> ScenarioRunner<'a> {
             }
             seat.host.move_again();
         }
+        self.settle_machine().await?;
         seat.guest.let_end();
         let load = &self.scenario.load;
         let think = load.think * u32::try_from(load.requests / load.outstanding.max(1) + 1).unwrap_or(u32::MAX);
@@ -566,7 +599,10 @@ impl<'a> ScenarioRunner<'a> {
         if !seat.host.has_layers(holder) {
             checks::flushed(&self.world, &seat.sides[holder], &history, true);
         }
-        seat.host.check_arrived();
+        // A machine that was not to move is where it was.
+        if self.scenario.moves > 0 || holder == 1 {
+            seat.host.check_arrived();
+        }
         let is_excused = self.scenario.only_first_fails && std::ptr::eq(seat, self.first());
         let wait_max = self.scenario.expected.wait_max.filter(|_| !is_excused);
         let expected = Expected { wait_max, ..self.scenario.expected };

@@ -9,6 +9,7 @@ mod common;
 mod environment;
 mod hosts;
 mod layers;
+mod machines;
 mod nbd;
 mod read_cache;
 mod requirements;
@@ -199,31 +200,45 @@ pub const SCENARIOS: &[NamedScenario] = &[
     ),
     scenario("hosts-together", "several volumes move to another host as one, and either daemon dies", hosts::together),
     scenario("hosts-together-judged", "the same with an arbiter that is hard to ask", hosts::together_judged),
-    scenario("machine", "a whole machine moves to another host, and daemons and QEMUs die", hosts::machine),
-    scenario("machine-await", "the same, and one of the daemons is killed at one await", hosts::machine_dying),
-    scenario("machine-postcopy", "a machine moves whose memory follows its guest", hosts::machine_following),
+    scenario("machine", "a whole machine moves to another host, and daemons and QEMUs die", machines::machine),
+    scenario("machine-await", "the same, and one of the daemons is killed at one await", machines::dying),
+    scenario("machine-postcopy", "a machine moves whose memory follows its guest", machines::following),
     scenario(
         "machine-postcopy-await",
         "the same, and one of the daemons is killed at one await",
-        hosts::machine_following_dying,
+        machines::following_dying,
     ),
-    scenario("machine-parallel", "a machine moves whose memory is copied from outside", hosts::machine_parallel),
+    scenario("machine-parallel", "a machine moves whose memory is copied from outside", machines::parallel),
     scenario(
         "machine-parallel-await",
         "the same, and one of the daemons is killed at one await",
-        hosts::machine_parallel_dying,
+        machines::parallel_dying,
     ),
-    scenario(
-        "machine-sharing",
-        "a machine moves whose disks stay on storage that both hosts reach",
-        hosts::machine_sharing,
-    ),
+    scenario("machine-sharing", "a machine moves whose disks stay on storage that both hosts reach", machines::sharing),
     scenario(
         "machine-sharing-await",
         "the same, and one of the daemons is killed at one await",
-        hosts::machine_sharing_dying,
+        machines::sharing_dying,
     ),
-    scenario("machine-layers", "a machine moves whose disks have snapshots and limits", hosts::machine_layered),
+    scenario("machine-layers", "a machine moves whose disks have snapshots and limits", machines::layered),
+    scenario(
+        "machine-restarted",
+        "a machine moves whose QEMU was started again since it is known",
+        machines::restarted,
+    ),
+    scenario("machine-stopped", "an operator stops a guest, and lets it go on, while it moves", machines::stopped),
+    scenario("machine-sent-resumed", "a script lets a guest go on that was sent already", machines::sent_resumed),
+    scenario("machine-monitor-held", "another client has the monitor that the daemon needs", machines::monitor_held),
+    scenario(
+        "machine-layers-again",
+        "a machine moves with layers, and again soon after a move that was undone",
+        machines::layered_again,
+    ),
+    scenario("machine-supervised", "a supervisor starts a QEMU again that was killed", machines::supervised),
+    scenario("machine-qemu-killed", "a QEMU is killed while its machine moves", machines::qemu_killed),
+    scenario("machine-namesake", "another VM of the machine's name lives at the other host", machines::namesake),
+    scenario("machine-disk-alone", "a machine is to move whose disk has moved alone before", machines::disk_alone),
+    scenario("machine-leftover", "a volume at the other host has the name of a disk", machines::leftover),
     scenario("hosts-together-await", "the same, and one of the daemons is killed at one await", hosts::together_dying),
     scenario(
         "snapshots-await",
@@ -390,7 +405,7 @@ pub const SCENARIOS: &[NamedScenario] = &[
     scenario(
         "machine-files",
         "a machine moves, and the small files of either daemon fail, or are full",
-        hosts::machine_files,
+        machines::files,
     ),
     scenario(
         "surrogate-files",
@@ -426,8 +441,25 @@ pub const SCENARIOS: &[NamedScenario] = &[
 
 /// Scenarios that the daemon does not pass yet, and why. No seed chooses one and `--covers` leaves them out; they are played by
 /// name. Whoever mends what one of them shows takes it out of this list.
-pub const UNMENDED: &[(&str, &str)] =
-    &[("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends")];
+pub const UNMENDED: &[(&str, &str)] = &[
+    ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
+    ("machine-restarted", "the source's QEMU is not ended that was started again since the daemon knows the machine"),
+    (
+        "machine-stopped",
+        "a guest runs after the move if it ran when that was asked for, whatever its operator has said since",
+    ),
+    ("machine-sent-resumed", "a guest that somebody lets go on before the commit, or long after it, runs twice"),
+    ("machine-monitor-held", "a guest stays stopped for good if somebody else had the monitor once"),
+    ("machine-layers-again", "a write is lost when a machine with snapshots moves again soon after an undone move"),
+    (
+        "machine-supervised",
+        "the source's QEMU is killed, and its supervisor starts it again on disks that both hosts reach",
+    ),
+    ("machine-qemu-killed", "a move never ends whose target's QEMU dies between what it has loaded and its first step"),
+    ("machine-namesake", "another VM of the machine's name is killed, or its sockets are taken away"),
+    ("machine-disk-alone", "a machine is ended after a restart because one of its disks is at another host"),
+    ("machine-leftover", "the other host awaits a machine for ever if a volume there has the name of a disk"),
+];
 
 /// The scenario of that name.
 #[must_use]

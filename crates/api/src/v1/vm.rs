@@ -390,7 +390,7 @@ pub struct VmMove {
 }
 
 /// What is being done in a move of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmMovePhase {
     /// The target makes itself ready.

@@ -12,6 +12,7 @@
 //! the checks of the commit are made there. Not in this world: HTTP, adoption, configuration,
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
+mod authority;
 mod cache;
 mod cache_moves;
 mod fake_arbiter;
@@ -23,9 +24,11 @@ mod peer_host;
 mod platform;
 mod records;
 mod returning;
+mod slow_hooks;
 mod surrogate;
 mod together;
 mod watched;
+mod ways_out;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -172,7 +175,9 @@ impl DaemonHarness {
 
     /// The story is over.
     pub(super) fn close(&self) {
+        self.files.unwatch();
         if let Some(peer) = &self.peer {
+            peer.files().unwatch();
             peer.close();
         }
     }
@@ -225,6 +230,10 @@ impl Host {
                 return;
             }
         };
+        self.watch_machine(process, &core, false);
+        if let Err(error) = self.add_machine(&core).await {
+            self.say(format_args!("the machine is not known: {error}"));
+        }
         for volume in self.besides() {
             let (process, core) = (process.clone(), core.clone());
             env.spawn(Box::pin(async move { Box::pin(volume.see_to_moves(&process, &core)).await }));
@@ -346,7 +355,8 @@ impl Host {
     fn settle(&self, why: &str, report: Option<Report>) {
         self.check_swept();
         let has_moved = self.holder() != *self.shared.from.lock();
-        if !has_moved && self.shared.daemon_harness.peer.as_ref().is_some_and(PeerHost::holds) {
+        if !has_moved && !self.is_gone_alone() && self.shared.daemon_harness.peer.as_ref().is_some_and(PeerHost::holds)
+        {
             let what = "the move is over, this host holds the volume, and so does the neighbour";
             self.shared.world.violate(Invariant::OneWriter, what);
         }

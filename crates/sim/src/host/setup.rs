@@ -46,6 +46,21 @@ pub type Wrap = dyn Fn(&World, Role, Device) -> Device + Send + Sync;
 /// So many snapshots somebody who changes layers takes of a volume at most.
 pub(crate) const SNAPSHOTS_MAX: usize = 4;
 
+/// Who else has to do with a machine, from the beginning on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// A supervisor starts the source's QEMU again when it was killed.
+    pub are_supervisors: bool,
+    /// Another VM of its name lives at the other host for a while.
+    pub have_namesake: bool,
+    /// A volume there has the name of one of its disks, until the faults end.
+    pub have_leftover: bool,
+    /// A move that was undone is asked for again soon, as long as something waits for a later phase of it.
+    pub are_impatient: bool,
+    /// The operator's hooks take their time, on both hosts.
+    pub have_slow_hooks: bool,
+}
+
 /// How a host is set up.
 #[derive(Clone)]
 pub struct Setup {
@@ -91,6 +106,8 @@ pub struct Setup {
     pub memory_follows: bool,
     /// Whether the machine's memory is copied from outside by the parallel engine.
     pub memory_outside: bool,
+    /// Who else has to do with the machine.
+    pub others: Others,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

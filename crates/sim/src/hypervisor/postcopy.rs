@@ -166,7 +166,7 @@ impl SimMachine {
         self.shared.world.spawn(async move {
             let Some(main) = incoming.recv().await else { return };
             machine.set_flow(who, MemoryFlow::Following);
-            if machine.stage(who) == Stage::Running {
+            if machine.stage(who) == Stage::Running && !machine.is_paused(who) {
                 machine.ports().iter().for_each(Port::go_on);
             }
             machine.load_memory(who, main).await;

@@ -23,7 +23,6 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{Instance, PIECE_BYTES, SimMachine, Stage};
-use crate::occurrence::Occurrence;
 use crate::world::Invariant;
 
 /// How much of a connection's bytes are on their way between QEMU and a daemon.
@@ -53,6 +52,9 @@ fn facts_version() -> Version {
 impl Hypervisors for Seen {
     fn reach<'a>(&'a self, _: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>, Error>> {
         Box::pin(async {
+            if self.machine.is_monitor_held(self.own) {
+                return Err(Error::new(ErrorCode::QmpBusy, "another client has the monitor"));
+            }
             let state = self.machine.shared.state.lock();
             let instance = state.instances[self.own].as_ref().filter(|it| it.stage != Stage::Dead).ok_or_else(gone)?;
             Ok(Arc::new(One { machine: self.machine.clone(), who: (self.own, instance.pid) }) as _)
@@ -63,10 +65,11 @@ impl Hypervisors for Seen {
         &'a self,
         _: &'a str,
         command: &'a TargetCommand,
-        (_, _, started): (&'a Path, Option<SocketOwner>, OnStarted<'a>),
+        (folder, _, started): (&'a Path, Option<SocketOwner>, OnStarted<'a>),
     ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>, Error>> {
         Box::pin(async move {
             let shared = &self.machine.shared;
+            self.machine.check_folder(self.own, folder, "a QEMU is started there");
             shared.world.sleep(shared.rng.up_to(Duration::from_millis(3))).await;
             let wrong = if self.machine.is_wrong() { shared.rng.below(3) } else { 3 };
             if wrong == 0 {
@@ -82,10 +85,8 @@ impl Hypervisors for Seen {
                 }
                 state.last_pid += 1;
                 let pid = state.last_pid;
-                let refuses = wrong == 1;
-                let (stage, flow) = (Stage::Waiting, MemoryFlow::Complete);
                 let monitor = command.monitor.clone();
-                let instance = Instance { pid, stage, monitor, attempt: 0, inlets: None, refuses, flow, followed: 0 };
+                let instance = Instance { refuses: wrong == 1, monitor, ..Instance::new(pid, Stage::Waiting) };
                 state.instances[self.own] = Some(instance);
                 pid
             };
@@ -135,13 +136,16 @@ impl Hypervisors for Seen {
 
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
         let Monitor::Qmp(path) = monitor else { return Vec::new() };
+        let path = Path::new(path);
+        let monitored = |pid, monitors| MonitoredProcess { process: process_of(pid), monitors };
+        let namesake = self.machine.namesake(self.own, path).map(|pid| monitored(pid, vec![path.to_owned()]));
         let state = self.machine.shared.state.lock();
         let own = state.instances[self.own].as_ref().filter(|it| it.stage != Stage::Dead);
-        let own = own.map(|it| MonitoredProcess { process: process_of(it.pid), monitors: vec![it.monitor.clone()] });
+        let own = own.map(|it| monitored(it.pid, vec![it.monitor.clone()]));
         // Others run beside it whose command lines have that path in them, too.
-        let beside = [format!("{path}.old"), format!("/mnt{path}")].map(PathBuf::from).to_vec();
-        let beside = MonitoredProcess { process: process_of(BYSTANDER), monitors: beside };
-        started_with(&own.into_iter().chain([beside]).collect::<Vec<_>>(), Path::new(path))
+        let shown = path.display();
+        let beside = monitored(BYSTANDER, [format!("{shown}.old"), format!("/mnt{shown}")].map(PathBuf::from).to_vec());
+        started_with(&own.into_iter().chain(namesake).chain([beside]).collect::<Vec<_>>(), path)
     }
 
     fn memory_places(&self, _: &Path, id: Uuid, regions: &[Region]) -> Result<Vec<PathBuf>, Error> {
@@ -161,13 +165,13 @@ impl Hypervisors for Seen {
     }
 
     fn lives(&self, process: &QemuProcess) -> bool {
-        self.machine.stage((self.own, process.pid)) != Stage::Dead
+        SimMachine::is_namesake(process.pid) || self.machine.stage((self.own, process.pid)) != Stage::Dead
     }
 
     fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()> {
         Box::pin(async {
-            if process.pid == BYSTANDER {
-                let what = "the QEMU of another VM is ended, whose name is like this one's";
+            if process.pid == BYSTANDER || SimMachine::is_namesake(process.pid) {
+                let what = "the QEMU of another VM is ended, whose name is this one's, or like it";
                 self.machine.shared.world.violate(Invariant::OneWriter, what);
             }
             self.machine.kill((self.own, process.pid), "its daemon ends it");
@@ -175,7 +179,9 @@ impl Hypervisors for Seen {
         })
     }
 
-    fn clear(&self, _: &Path) {}
+    fn clear(&self, folder: &Path) {
+        self.machine.check_folder(self.own, folder, "what did not come is cleared away");
+    }
 }
 
 /// One QEMU.
@@ -208,7 +214,7 @@ impl Hypervisor for One {
         Box::pin(async {
             self.pause().await;
             self.alive()?;
-            let runs = self.machine.stage(self.who) == Stage::Running;
+            self.machine.note_look(self.who);
             Ok(MachineFacts {
                 version: facts_version(),
                 machine_type: "pc-i440fx-7.2".to_owned(),
@@ -218,7 +224,7 @@ impl Hypervisor for One {
                 vcpus: 1,
                 cpu_type: "qemu64-x86_64-cpu".to_owned(),
                 accelerator: "tcg".to_owned(),
-                run_state: if runs { "running" } else { "paused" }.to_owned(),
+                run_state: self.machine.run_state(self.who).to_owned(),
                 blocked_reasons: Vec::new(),
                 capabilities: ["events", "return-path", "pause-before-switchover", "late-block-activate", "multifd"]
                     .map(str::to_owned)
@@ -377,9 +383,8 @@ impl Hypervisor for One {
                 // QEMU cannot be cancelled then: somebody ends it, and starts the guest on its disks.
                 self.machine.shared.world.fault("started-anew", format_args!("the guest is started as after a crash"));
             }
-            // A guest whose memory is still copied runs, and goes on when that is given up.
-            let is_copied = self.machine.stage(self.who) == Stage::Sending;
-            if (runs || is_copied) && self.machine.stage(self.who) != Stage::Running {
+            self.machine.cancel(self.who);
+            if runs && !self.machine.guest_runs(self.who) {
                 self.machine.let_run(self.who, "it is told to go on").await;
             }
             Ok(())
@@ -461,21 +466,20 @@ impl Hypervisor for One {
         Box::pin(async {
             self.pause().await;
             match self.machine.stage(self.who) {
-                Stage::Running => return Ok(()),
-                Stage::Loaded(memory) if memory == self.machine.memory() => {}
-                Stage::Loaded(memory) => {
-                    let what = format!("the machine runs with memory {memory}, and had {}", self.machine.memory());
-                    self.machine.shared.world.violate(Invariant::StableRead, what);
+                Stage::Running if self.machine.is_paused(self.who) => {
+                    self.machine.let_run(self.who, "it is told to, again").await;
+                }
+                Stage::Running => {}
+                Stage::Loaded(_) => {
+                    let snapshot_at = self.machine.shared.state.lock().snapshot_at;
+                    if let Some(host) = snapshot_at {
+                        let what = format!("what the guest has written stays in a snapshot at host {host}");
+                        self.machine.shared.world.violate(Invariant::AckedWrite, what);
+                    }
+                    self.machine.begin_to_run(self.who, "it is told to").await;
                 }
                 _ => return Err(failed()),
             }
-            if let Some(host) = self.machine.shared.state.lock().snapshot_at {
-                let what = format!("what the guest has written stays in a snapshot at host {host}");
-                self.machine.shared.world.violate(Invariant::AckedWrite, what);
-            }
-            self.machine.compare_memories();
-            self.machine.shared.world.occur(Occurrence::Told("machine runs there"));
-            self.machine.let_run(self.who, "it is told to").await;
             Ok(())
         })
     }

@@ -22,7 +22,7 @@ fn around(rng: &Rng, scenario: Scenario, what: FaultEvent) -> Scenario {
     scenario
 }
 
-fn between(rng: &Rng) -> Scenario {
+pub(super) fn between(rng: &Rng) -> Scenario {
     common(rng).between_hosts().within(Duration::from_millis(rng.pick(&[60, 200, 600])))
 }
 
@@ -217,76 +217,11 @@ pub(super) fn together(rng: &Rng) -> Scenario {
     as_one(rng, scenario)
 }
 
-/// A machine moves with its disks, one to three. Either daemon dies, the way is gone, QEMU does what it should not.
-pub(super) fn machine(rng: &Rng) -> Scenario {
-    let load = Load { requests: rng.pick(&[300, 1500]), ..common(rng).load };
-    let mut scenario = between(rng).guest(load);
-    let faults = [
-        FaultEvent::Crash,
-        FaultEvent::Crash,
-        FaultEvent::PeerCrash,
-        FaultEvent::PeerCrash,
-        FaultEvent::PeerTrouble,
-        FaultEvent::StoreFails,
-    ];
-    for _ in 0..rng.within(0..=3) {
-        scenario = around_the_one(rng, scenario, &faults);
-    }
-    if rng.chance(0.2) {
-        let phase = rng.pick(&[Phase::Copying, Phase::PreSwitch]);
-        scenario = scenario.at(When::In(phase), FaultEvent::Cancel);
-    }
-    of_machine(rng, scenario)
-}
-
-/// The same, and one of the daemons is killed at one await.
-pub(super) fn machine_dying(rng: &Rng) -> Scenario {
-    let scenario = of_machine(rng, small(rng).between_hosts()).dies_at_poll(rng.below(900));
-    let scenario = if rng.chance(0.4) { scenario.dies_at_poll(rng.below(900)) } else { scenario };
-    if rng.chance(0.5) { scenario.peer_dies() } else { scenario }
-}
-
-/// The same, and its memory follows its guest.
-pub(super) fn machine_following(rng: &Rng) -> Scenario {
-    machine(rng).memory_follows()
-}
-
-/// The same, and one of the daemons is killed at one await.
-pub(super) fn machine_following_dying(rng: &Rng) -> Scenario {
-    machine_dying(rng).memory_follows()
-}
-
-/// The same, and its memory is copied from outside.
-pub(super) fn machine_parallel(rng: &Rng) -> Scenario {
-    machine(rng).memory_outside()
-}
-
-/// The same, and one of the daemons is killed at one await.
-pub(super) fn machine_parallel_dying(rng: &Rng) -> Scenario {
-    machine_dying(rng).memory_outside()
-}
-
-/// The same, where the first disk at least lies on storage that both hosts reach.
-pub(super) fn machine_sharing(rng: &Rng) -> Scenario {
-    let scenario = sharing(rng, machine(rng));
-    if rng.chance(0.3) { around_the_one(rng, scenario, &[FaultEvent::StoreFails]) } else { scenario }
-}
-
-/// The same, and one of the daemons is killed at one await.
-pub(super) fn machine_sharing_dying(rng: &Rng) -> Scenario {
-    sharing(rng, machine_dying(rng))
-}
-
-/// The same, and its disks have layers, which go along.
-pub(super) fn machine_layered(rng: &Rng) -> Scenario {
-    machine(rng).changes_layers()
-}
-
 /// What becomes of the small files of either daemon.
 const FILES: [FaultEvent; 4] =
     [FaultEvent::FilesFail, FaultEvent::StoreFull, FaultEvent::PeerFilesFail, FaultEvent::PeerStoreFull];
 
-fn with_files(rng: &Rng, mut scenario: Scenario) -> Scenario {
+pub(super) fn with_files(rng: &Rng, mut scenario: Scenario) -> Scenario {
     for _ in 0..rng.within(1..=3) {
         let what = rng.pick(&FILES);
         scenario = match rng.chance(0.5) {
@@ -297,33 +232,13 @@ fn with_files(rng: &Rng, mut scenario: Scenario) -> Scenario {
     scenario
 }
 
-/// A machine moves, and the small files of either daemon fail, or what they are on is full.
-pub(super) fn machine_files(rng: &Rng) -> Scenario {
-    with_files(rng, machine(rng))
-}
-
-/// The same of one volume.
+/// A volume moves, and the small files of either daemon fail, or what they are on is full.
 pub(super) fn files(rng: &Rng) -> Scenario {
     let scenario = with_files(rng, between(rng)).with(FaultEvent::Crash, rng.below(2));
     scenario.with(FaultEvent::PeerCrash, rng.below(2))
 }
 
-fn sharing(rng: &Rng, scenario: Scenario) -> Scenario {
-    let others = (1..scenario.volume_count()).filter(|_| rng.chance(0.5));
-    let shared = std::iter::once(0).chain(others).collect();
-    scenario.sharing(shared)
-}
-
-/// The volumes are disks of one machine.
-fn of_machine(rng: &Rng, scenario: Scenario) -> Scenario {
-    let any = |options: &mut MoveOptions| {
-        options.strategy = rng.pick(&[Strategy::Mirror, Strategy::Mirror, Strategy::Dbt, Strategy::Auto]);
-    };
-    let count = rng.within(1..=3) as usize;
-    scenario.options(any).volumes(count, |_| ()).together().machine()
-}
-
-/// The same, where an arbiter decides that is hard to ask.
+/// Several volumes as one, where an arbiter decides that is hard to ask.
 pub(super) fn together_judged(rng: &Rng) -> Scenario {
     let scenario = between(rng).with_arbiter().with(FaultEvent::ArbiterTrouble, rng.within(1..=3));
     let mut scenario = around_the_one(rng, scenario, &[FaultEvent::ArbiterTrouble]);

@@ -3,6 +3,8 @@
 //! A scenario whose faults never come, or never come where they should, proves nothing about them. `--covers` plays each one
 //! until everything has occurred that is named here, and everything that its stories tell.
 
+mod others;
+
 use migrate::Phase::{
     Cancelling, Committing, Copying, InDoubt, LastCopy, PreSwitch, Reverting, Switched, TargetLost, Verifying,
 };
@@ -274,6 +276,16 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Fault("neighbour-crash"),
         ],
     ),
+    others::RESTARTED,
+    others::STOPPED,
+    others::SENT_RESUMED,
+    others::MONITOR_HELD,
+    others::LAYERS_AGAIN,
+    others::SUPERVISED,
+    others::QEMU_KILLED,
+    others::NAMESAKE,
+    others::DISK_ALONE,
+    others::LEFTOVER,
     requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
     requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])
@@ -594,49 +606,4 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
 ];
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::path::Path;
-
-    use super::*;
-    use crate::scenarios::SCENARIOS;
-
-    #[test]
-    fn every_scenario_says_what_it_must_show() {
-        let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
-        let duties: Vec<&str> = REQUIREMENTS.iter().map(|requirement| requirement.scenario).collect();
-        assert_eq!(names, duties);
-        let silent: Vec<_> = REQUIREMENTS
-            .iter()
-            .filter(|requirement| requirement.occurs.is_empty())
-            .map(|requirement| requirement.scenario)
-            .collect();
-        assert!(silent.is_empty(), "{silent:?} name nothing that must occur");
-    }
-
-    /// `cargo xtask mutations --scenarios` prints them.
-    #[test]
-    fn every_scenario_is_the_target_of_a_mistake_or_says_why_not() {
-        let patches = Path::new(env!("CARGO_MANIFEST_DIR")).join("mutations");
-        let mut proved = BTreeSet::new();
-        for entry in patches.read_dir().expect("the mistakes are there") {
-            let path = entry.expect("it can be read").path();
-            if path.extension().is_some_and(|extension| extension == "patch") {
-                let text = std::fs::read_to_string(&path).expect("a patch is text");
-                let head = text.lines().take_while(|line| !line.starts_with("diff "));
-                proved.extend(head.filter_map(|line| line.strip_prefix("scenario: ").map(str::to_owned)));
-            }
-        }
-        for requirement in REQUIREMENTS {
-            let is_proved = proved.remove(requirement.scenario);
-            assert_ne!(
-                is_proved,
-                !requirement.unproved.is_empty(),
-                "{}: {:?}",
-                requirement.scenario,
-                requirement.unproved
-            );
-        }
-        assert!(proved.is_empty(), "mistakes name scenarios that are not there: {proved:?}");
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use block::Bytes;
 use migrate::{Phase, Verify};
 use sim::disk::Timing;
 use sim::log::Keep;
-use sim::scenario::{FaultEvent, Scenario};
+use sim::scenario::{Aim, FaultEvent, Scenario};
 use sim::scenario_dsl::{expect, guest, operator, process, source, store, target};
 use transhume_sim as sim;
 
@@ -45,7 +45,7 @@ fn a_phase_that_does_not_come_is_seen() {
         Scenario::new().volume(Bytes::mib(1)).and(guest().asks(50)).and(process().killed_in(Phase::LastCopy));
     let result = scenario.clone().and(expect().all_happens()).play(0, Keep::Tail);
     assert_eq!(result.violation.expect("it does not come").invariant.name(), "as-told");
-    assert_eq!(scenario.play(0, Keep::Tail).missed, [(Phase::LastCopy, FaultEvent::Crash)]);
+    assert_eq!(scenario.play(0, Keep::Tail).missed, [(Aim::Disk(Phase::LastCopy), FaultEvent::Crash)]);
 }
 
 #[test]

@@ -29,6 +29,8 @@ struct Seen {
     id: String,
     /// All targets are on record as holding their volumes.
     is_committed: bool,
+    /// A store that says so was not answered, and none since.
+    is_in_doubt: bool,
 }
 
 impl GroupStore {
@@ -44,6 +46,10 @@ impl GroupStore {
 
     pub(super) fn is_committed(&self) -> bool {
         self.seen.lock().is_committed
+    }
+
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.seen.lock().is_in_doubt
     }
 }
 
@@ -62,7 +68,7 @@ impl Host {
             let mut seen = store.seen.lock();
             if seen.id != id {
                 store.disk.blank();
-                *seen = Seen { id: id.to_owned(), is_committed: false };
+                *seen = Seen { id: id.to_owned(), ..Seen::default() };
             }
         }
         let lower = self.open(&store.disk, Role::Journal, 0).await;
@@ -129,6 +135,8 @@ impl Filter for WatchedGroup {
             if is_commit && !is_found {
                 self.host.check_group(&record);
             }
+            let seen = &self.host.shared.daemon_harness.groups.seen;
+            seen.lock().is_in_doubt |= is_commit;
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };
             self.host.shared.world.event(format_args!("group {word}: {:?}", record.state));
@@ -139,7 +147,8 @@ impl Filter for WatchedGroup {
                 _ => {}
             }
             if stored.is_ok() {
-                self.host.shared.daemon_harness.groups.seen.lock().is_committed = is_commit;
+                let mut seen = seen.lock();
+                (seen.is_committed, seen.is_in_doubt) = (is_commit, false);
             }
             stored
         })

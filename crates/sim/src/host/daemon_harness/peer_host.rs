@@ -10,6 +10,7 @@
 
 mod faults;
 mod latency_check;
+mod leftover;
 mod stale_peer;
 mod volume;
 
@@ -71,6 +72,11 @@ struct Shared {
     fake_arbiter: Option<FakeArbiter>,
     /// What has the volumes as its disks, if anything.
     machine: Option<SimMachine>,
+    /// Its daemon, and in which process.
+    core: Mutex<Option<(Process, ::daemon::Core)>>,
+    /// The image of a volume that was left there, and whether it was.
+    leftover: Disk,
+    has_leftover: Mutex<bool>,
     /// It is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
 }
@@ -93,6 +99,9 @@ impl PeerHost {
             boots: Mutex::new(128),
             fake_arbiter: setup.has_arbiter.then(|| FakeArbiter::new(world)),
             machine,
+            core: Mutex::default(),
+            leftover: leftover::disk(world),
+            has_leftover: Mutex::new(false),
             outage: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared), volume: Arc::new(volume) }
@@ -128,6 +137,11 @@ impl PeerHost {
         Arc::new(Seen { peer: self.clone(), own, process: process.clone() })
     }
 
+    /// Its daemon, and in which process, if that lives.
+    pub(super) fn core(&self) -> Option<(Process, ::daemon::Core)> {
+        self.shared.core.lock().clone().filter(|(process, _)| !process.is_dead())
+    }
+
     /// The arbiter, if there is one.
     pub(super) fn fake_arbiter(&self) -> Option<&FakeArbiter> {
         self.shared.fake_arbiter.as_ref()
@@ -141,7 +155,8 @@ impl PeerHost {
     /// The story is over. Each daemon is held by who reaches it and holds the way to the other one: without this, both would stay.
     pub(super) fn close(&self) {
         let receptions = std::mem::take(&mut *self.shared.receptions.lock());
-        drop(receptions);
+        let core = self.shared.core.lock().take();
+        drop((receptions, core));
         self.shared.machine.iter().for_each(SimMachine::close);
     }
 }
@@ -179,6 +194,10 @@ impl Host {
                 // A file that is gone belongs to a volume that was being dropped.
                 for problem in core.volumes().into_iter().filter_map(|volume| volume.problem) {
                     self.shared.world.event(format_args!("the neighbour's volume is down: {problem}"));
+                }
+                self.leave_volume_there(&core).await;
+                if let Some(peer) = &self.shared.daemon_harness.peer {
+                    *peer.shared.core.lock() = Some((process.clone(), core));
                 }
                 return std::future::pending().await;
             }

@@ -10,7 +10,7 @@ use ::daemon::hosts::NoHosts;
 use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
-use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
+use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, OpenBackend, Worker};
 use backends::{
     BackendSpec, CacheMode, ImageState, ImageTimes, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin,
     TargetRequest,
@@ -60,7 +60,7 @@ impl Host {
             spawner: life,
             monitors: Arc::default(),
             hypervisors: self.hypervisors(0),
-            hooks: Arc::new(NoHooks),
+            hooks: self.hooks(process),
             boot: [*self.shared.boots.lock(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
@@ -69,7 +69,7 @@ impl Host {
             request_pool_mib: self.shared.setup.request_pool.0 >> 20,
             running_jobs_max: self.shared.setup.running_jobs_max,
             history_max: 3 * self.volumes().len(),
-            hosts: peer.map(|_| HostsConfig { streams: 2, ..HostsConfig::default() }),
+            hosts: peer.map(|_| self.with_hook(HostsConfig { streams: 2, ..HostsConfig::default() })),
             ..Config::default()
         };
         (ground, config)
@@ -92,7 +92,7 @@ impl Host {
             spawner: life,
             monitors: Arc::default(),
             hypervisors: self.hypervisors(1),
-            hooks: Arc::new(NoHooks),
+            hooks: self.hooks(process),
             boot: [peer.boot(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
@@ -105,7 +105,7 @@ impl Host {
             request_pool_mib: 64,
             history_max: 3 * self.volumes().len(),
             socket_dir,
-            hosts: Some(hosts),
+            hosts: Some(self.with_hook(hosts)),
             ..Config::default()
         };
         (ground, config)
@@ -251,6 +251,11 @@ impl Backends for ProcessView {
                 return Ok(OpenBackend::over(spec.clone(), device));
             }
             let host = self.host.with_place(spec.path());
+            if let Some(peer) = host.shared.daemon_harness.peer.as_ref().filter(|_| self.is_far)
+                && let Some(device) = peer.leftover(spec.path()).await
+            {
+                return Ok(OpenBackend::over(spec.clone(), device));
+            }
             if self.is_far && side_of(spec.path()) == 0 {
                 return Ok(OpenBackend::over(
                     spec.clone(),

@@ -65,6 +65,13 @@ impl Host {
         }
     }
 
+    /// Whether the journal says so for certain.
+    pub(super) fn has_given_up_durably(&self) -> bool {
+        let slots = self.shared.daemon_harness.slots.lock();
+        let document = slots.acknowledged.as_ref().and_then(|slot| serde_json::from_slice::<VolumeDocument>(slot).ok());
+        document.is_some_and(|document| matches!(document.backend, Location::Remote(_)))
+    }
+
     pub(super) fn has_on_record(&self, is_meant: impl Fn(&VolumeDocument) -> bool) -> bool {
         let slots = self.shared.daemon_harness.slots.lock();
         slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {

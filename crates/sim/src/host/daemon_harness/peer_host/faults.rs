@@ -58,6 +58,8 @@ impl Host {
     pub(super) async fn crash_peer(&self) {
         let Some(peer) = &self.shared.daemon_harness.peer else { return };
         let process = peer.shared.process.lock().take();
+        let core = peer.shared.core.lock().take();
+        drop(core);
         self.shared.world.fault("neighbour-crash", format_args!("the neighbour is killed"));
         if let Some(process) = process {
             process.kill().await;
