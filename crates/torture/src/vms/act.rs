@@ -20,6 +20,8 @@ pub(super) const VM: &str = "web1";
 pub(super) const DISK_BYTES: u64 = 32 << 20;
 /// Room for what comes, beside the disks.
 const SPARE_BYTES: u64 = 8 << 20;
+/// Room for the state of one daemon.
+const STATE_BYTES: u64 = 64 << 20;
 const LINK_BITS_PER_SECOND: u64 = 400_000_000;
 /// Nothing takes longer, on the slowest machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
@@ -50,6 +52,8 @@ pub(super) struct Act {
     pub(super) is_released: bool,
     /// Whether the guest has crashed as it was told to: nothing of it runs any more.
     pub(super) has_crashed: bool,
+    /// Whether its operator's last word was to stop it.
+    pub(super) is_stopped: bool,
 }
 
 impl Act {
@@ -57,7 +61,7 @@ impl Act {
         programs: &Path,
         folder: &Path,
         (memory, channels): (&str, u8),
-        rng: &mut Rng,
+        (rng, is_restarted): (&mut Rng, bool),
     ) -> anyhow::Result<Self> {
         let disks = 1 + rng.number(2) as usize;
         // The first disk stays where both hosts reach it, or goes along.
@@ -72,6 +76,9 @@ impl Act {
         let room = DISK_BYTES * disks as u64 + SPARE_BYTES;
         for side in Side::BOTH {
             run("mount", &["-t", "tmpfs", "-o", &format!("size={room}"), "none", &text(&hosts.incoming(side))])?;
+            let state = hosts.daemon(side).state();
+            std::fs::create_dir_all(&state).with_context(|| format!("making {}", state.display()))?;
+            run("mount", &["-t", "tmpfs", "-o", &format!("size={STATE_BYTES}"), "none", &text(&state)])?;
         }
         hosts.start()?;
         hosts.pair()?;
@@ -102,7 +109,10 @@ impl Act {
         let probes = ClientSpec { udp_per_second: 50, http_per_second: 10, tcp_per_second: 10 };
         let client = NetworkClient::start(network.namespace(), Network::default().host(), probes, PATIENCE)?;
         let home = guest.folder().to_owned();
-        hosts.daemon(Side::A).json(&["vm", "add", VM, "--qmp", &text(&guest.qmp_socket())])?;
+        match is_restarted {
+            true => super::others::add_restarted(&hosts, folder, &guest.qmp_socket())?,
+            false => _ = hosts.daemon(Side::A).json(&["vm", "add", VM, "--qmp", &text(&guest.qmp_socket())])?,
+        }
         let client = Some(client);
         Ok(Self {
             client,
@@ -120,6 +130,7 @@ impl Act {
             home,
             is_released: false,
             has_crashed: false,
+            is_stopped: false,
         })
     }
 
@@ -161,16 +172,22 @@ impl Act {
         let over = self.wait_for_end(from, &id)?;
         self.watcher.note(&format!("over: {over}"));
         let _ = std::fs::remove_file(self.hosts.incoming(to).join(super::strike::FILLER));
+        self.empty_states();
         let state = over["state"].as_str().unwrap_or_default().to_owned();
         let is_expected = match state.as_str() {
             "done" => true,
             "cancelled" => blows.iter().any(|timed| timed.blow == Blow::Cancel),
-            "failed" => !blows.is_empty(),
+            "failed" => {
+                let code = over["error"]["code"].as_str().unwrap_or_default();
+                self.watcher.note(&format!("failed by {code}"));
+                blows.iter().any(|timed| timed.blow.codes().contains(&code))
+            }
             _ => false,
         };
         ensure!(is_expected, "nobody wanted that: {over}");
         (self.at, self.is_released) = if state == "done" { (to, !keeps) } else { (from, false) };
         self.settle()?;
+        self.resume_if_stopped()?;
         if self.has_crashed {
             self.autopsy()?;
             return Ok(format!("{state}, and crashed"));
@@ -236,7 +253,8 @@ impl Act {
     /// Ends what would outlive this.
     pub(super) fn clear(mut self) -> anyhow::Result<()> {
         self.end();
-        let folders = Side::BOTH.map(|side| self.hosts.incoming(side));
+        let folders = Side::BOTH.map(|side| [self.hosts.incoming(side), self.daemon(side).state()]);
+        let folders = folders.concat();
         drop(self);
         folders.iter().try_for_each(|folder| run("umount", &["-l", &text(folder)]))
     }

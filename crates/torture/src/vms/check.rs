@@ -22,11 +22,12 @@ impl Act {
                 return wrong(format!("{} does not know that its QEMU has ended: {shown}", here.name()));
             }
         } else {
-            if shown["state"] != "running" || !shown["problem"].is_null() {
-                return wrong(format!("it does not run at {}: {shown}", here.name()));
+            let state = if self.is_stopped { "paused" } else { "running" };
+            if shown["state"] != state || !shown["problem"].is_null() {
+                return wrong(format!("it is not {state} at {}: {shown}", here.name()));
             }
             let [qemu] = &qemus[..] else { return wrong(format!("these QEMUs are there: {qemus:?}")) };
-            if shown["pid"] != qemu.pid || qemu.status != "running" {
+            if shown["pid"] != qemu.pid || qemu.status != state {
                 return wrong(format!("{qemu:?} is not what {} says: {shown}", here.name()));
             }
             // The source's QEMU was to be killed, and the guest was at the target already.

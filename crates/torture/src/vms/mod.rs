@@ -12,11 +12,13 @@
 //! | `plan` | what is drawn from a seed |
 //! | `act` | the hosts, the guest, one move |
 //! | `strike` | how the blows are dealt |
+//! | `others` | what others do to its QEMUs: its operator, another client of a monitor |
 //! | `watch` | every QEMU of the VM, watched: never two that run |
 //! | `check` | what must hold once a move is over |
 
 mod act;
 mod check;
+mod others;
 mod plan;
 mod strike;
 mod watch;
@@ -58,6 +60,9 @@ pub(crate) struct Arguments {
     /// Who copies the memory: qemu, or parallel, the engine of crates/memory, with as many streams as channels.
     #[arg(long, value_parser = ["qemu", "parallel"], default_value = "qemu")]
     memory: String,
+    /// Have this in every cycle, which the daemon does not bear yet: HoldMonitor, Stop, Resume, FillState, or Restart.
+    #[arg(long, value_name = "KIND", value_parser = plan::UNMENDED.map(|(kind, _)| kind), conflicts_with = "calm")]
+    with: Option<String>,
     /// The programs in this folder (transhumed, transhume), instead of building them.
     #[arg(long, value_name = "FOLDER")]
     programs: Option<PathBuf>,
@@ -109,14 +114,15 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
         let cycles = ACT_CYCLES.min(arguments.cycles - tally.cycles);
         if let Err(error) = play(seed, &programs, (cycles, arguments), &mut tally) {
             let Arguments { memory, channels, .. } = arguments;
+            let with = arguments.with.as_ref().map(|kind| format!(" --with {kind}")).unwrap_or_default();
             eprintln!(
-                "\nagain: cargo xtask torture-vms --seed {seed} --cycles {cycles} --memory {memory} --channels {channels}"
+                "\nagain: cargo xtask torture-vms --seed {seed} --cycles {cycles} --memory {memory} --channels {channels}{with}"
             );
             return Err(error);
         }
     }
     tally.tell(begun.elapsed().as_secs_f64());
-    if arguments.calm { Ok(()) } else { tally.fulfilled() }
+    if arguments.calm || arguments.with.is_some() { Ok(()) } else { tally.fulfilled() }
 }
 
 /// One act, in a folder that is removed unless something is wrong.
@@ -125,8 +131,11 @@ fn play(seed: u64, programs: &Path, (cycles, arguments): (u32, &Arguments), tall
     tally.acts += 1;
     println!("act {seed}");
     let mut rng = Rng::new(seed);
-    let mut act = Act::set(programs, folder.path(), (arguments.memory.as_str(), arguments.channels), &mut rng)?;
-    let Err(error) = play_cycles(&mut act, &mut rng, (cycles, arguments.calm), tally) else { return act.clear() };
+    let with = arguments.with.as_deref();
+    let is_restarted = with == Some("Restart");
+    let how = (arguments.memory.as_str(), arguments.channels);
+    let mut act = Act::set(programs, folder.path(), how, (&mut rng, is_restarted))?;
+    let Err(error) = play_cycles(&mut act, &mut rng, (cycles, arguments.calm, with), tally) else { return act.clear() };
     for side in Side::BOTH {
         eprintln!("\n{}:", side.name());
         tell_log(act.daemon(side));
@@ -137,9 +146,18 @@ fn play(seed: u64, programs: &Path, (cycles, arguments): (u32, &Arguments), tall
     Err(error.context(format!("seed {seed}; everything but what was in memory is kept in {}", text(&folder.keep()))))
 }
 
-fn play_cycles(act: &mut Act, rng: &mut Rng, (cycles, is_calm): (u32, bool), tally: &mut Tally) -> anyhow::Result<()> {
+fn play_cycles(
+    act: &mut Act,
+    rng: &mut Rng,
+    (cycles, is_calm, with): (u32, bool, Option<&str>),
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
     for number in 1..=cycles {
-        let blows = if is_calm { Vec::new() } else { rng.blows() };
+        let blows = match with {
+            Some(kind) => rng.blows_of(kind),
+            None if is_calm => Vec::new(),
+            None => rng.blows(),
+        };
         println!("  {number}: from {}: {blows:?}", act.at.name());
         tally.cycles += 1;
         for timed in &blows {

@@ -29,11 +29,11 @@ pub(super) fn signal(pid: u32, signal: Signal) {
 }
 
 impl Act {
-    fn source_qemu(&self) -> Option<Seen> {
+    pub(super) fn source_qemu(&self) -> Option<Seen> {
         self.watcher.qemu_in(&self.home)
     }
 
-    fn target_qemu(&self) -> Option<Seen> {
+    pub(super) fn target_qemu(&self) -> Option<Seen> {
         self.watcher.qemu_in(&self.folder_at(self.at.other()))
     }
 
@@ -105,6 +105,10 @@ impl Act {
                     anyhow::ensure!(code == WRONG_STATE, "cancel: {code}: {said}");
                 }
             }
+            Blow::HoldMonitor(end, span) => self.hold_monitor(end, span)?,
+            Blow::Stop => self.stop_guest()?,
+            Blow::Resume => self.resume_guest()?,
+            Blow::FillState(end) => self.fill_state(end)?,
             Blow::Crash => {
                 if let Some(qemu) = self.source_qemu() {
                     self.has_crashed = true;
