@@ -52,6 +52,8 @@ pub(super) struct Act {
     pub(super) is_released: bool,
     /// Whether the guest has crashed as it was told to: nothing of it runs any more.
     pub(super) has_crashed: bool,
+    /// Its operator's monitor where it was started first.
+    pub(super) first_monitor: PathBuf,
     /// Whether its operator's last word was to stop it.
     pub(super) is_stopped: bool,
 }
@@ -130,6 +132,7 @@ impl Act {
             home,
             is_released: false,
             has_crashed: false,
+            first_monitor: folder.join("qmp3.sock"),
             is_stopped: false,
         })
     }

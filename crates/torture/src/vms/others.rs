@@ -1,7 +1,7 @@
 //! What others do to a VM's QEMUs: its operator, another client of a monitor. No daemon is told.
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -42,10 +42,15 @@ impl Act {
         Ok(())
     }
 
+    /// The operator's monitor of a QEMU: one that was started here has it in the folder of the act.
+    fn monitor_of(&self, qemu: &Seen) -> PathBuf {
+        if qemu.folder == self.guest.folder() { self.first_monitor.clone() } else { qemu.folder.join(OPERATOR) }
+    }
+
     /// The operator stops the guest, if it runs at the source.
     pub(super) fn stop_guest(&mut self) -> anyhow::Result<()> {
         let Some(source) = self.source_qemu() else { return Ok(()) };
-        let mut qmp = Qmp::connect(&source.folder.join(OPERATOR), CONNECT_LIMIT)?;
+        let mut qmp = Qmp::connect(&self.monitor_of(&source), CONNECT_LIMIT)?;
         if qmp.execute("query-status", json!({}))?["running"] == true {
             qmp.execute("stop", json!({}))?;
             self.is_stopped = true;
@@ -69,7 +74,7 @@ impl Act {
 
     fn is_resumed(&self, source: &Seen) -> anyhow::Result<bool> {
         // A QEMU may end meanwhile.
-        let Ok(mut qmp) = Qmp::connect(&source.folder.join(OPERATOR), CONNECT_LIMIT) else { return Ok(false) };
+        let Ok(mut qmp) = Qmp::connect(&self.monitor_of(source), CONNECT_LIMIT) else { return Ok(false) };
         let Ok(answer) = qmp.execute("query-status", json!({})) else { return Ok(false) };
         let status = answer["status"].as_str().unwrap_or_default();
         if !["paused", "postmigrate"].contains(&status) || qmp.execute("cont", json!({})).is_err() {
@@ -86,7 +91,7 @@ impl Act {
         }
         let qemus = self.watcher.qemus();
         let qemu = qemus.first().context("a QEMU has the guest")?;
-        Qmp::connect(&qemu.folder.join(OPERATOR), CONNECT_LIMIT)?.execute("cont", json!({}))?;
+        Qmp::connect(&self.monitor_of(qemu), CONNECT_LIMIT)?.execute("cont", json!({}))?;
         Ok(())
     }
 
