@@ -121,6 +121,8 @@ struct Instance {
     monitor: PathBuf,
     /// Its operator has stopped its guest.
     is_paused: bool,
+    /// What its guest did when it was stopped for the switch.
+    state_at_switch: Option<&'static str>,
     /// Counts migrations of it, so that what is left of an earlier one does nothing.
     attempt: u32,
     /// Where the ways into it lead.
@@ -136,7 +138,18 @@ struct Instance {
 impl Instance {
     fn new(pid: u32, stage: Stage) -> Self {
         let (flow, inlets, monitor) = (MemoryFlow::Complete, None, PathBuf::from("/run/vm.qmp"));
-        Self { pid, stage, monitor, is_paused: false, attempt: 0, inlets, refuses: false, flow, followed: 0 }
+        Self {
+            pid,
+            stage,
+            monitor,
+            is_paused: false,
+            state_at_switch: None,
+            attempt: 0,
+            inlets,
+            refuses: false,
+            flow,
+            followed: 0,
+        }
     }
 
     /// Whether its guest runs.
@@ -413,14 +426,34 @@ impl SimMachine {
         match self.stage(who) {
             Stage::Running | Stage::Sending if self.is_paused(who) => "paused",
             Stage::Running | Stage::Sending => "running",
-            Stage::Stopped | Stage::Completing | Stage::Following | Stage::Cut => "finish-migrate",
-            Stage::Sent => "postmigrate",
+            Stage::Stopped | Stage::Completing | Stage::Failed => "finish-migrate",
+            Stage::Sent | Stage::Following | Stage::Cut => "postmigrate",
             Stage::Waiting => "inmigrate",
-            Stage::Loaded(_) | Stage::Failed | Stage::Dead => "paused",
+            Stage::Loaded(_) | Stage::Dead => "paused",
         }
     }
 
-    fn kill(&self, (host, pid): (usize, u32), why: &str) {
+    /// Its guest is about to be stopped for the switch.
+    fn note_switch(&self, (host, pid): (usize, u32)) {
+        let mut state = self.shared.state.lock();
+        if let Some(instance) = state.instances[host].as_mut().filter(|it| it.pid == pid) {
+            instance.state_at_switch = Some(if instance.is_paused { "paused" } else { "running" });
+        }
+    }
+
+    fn state_at_switch(&self, (host, pid): (usize, u32)) -> Option<&'static str> {
+        let state = self.shared.state.lock();
+        state.instances[host].as_ref().filter(|it| it.pid == pid)?.state_at_switch
+    }
+
+    fn kill(&self, who: (usize, u32), why: &str) {
+        if self.quit(who, why) {
+            self.wake_supervisor(who.0);
+        }
+    }
+
+    /// It ends by itself, and no supervisor minds.
+    fn quit(&self, (host, pid): (usize, u32), why: &str) -> bool {
         let was = self.stage((host, pid));
         if was == Stage::Running && self.shared.state.lock().at == host {
             let what = format!("the QEMU at host {host} is ended, and its guest runs there: {why}");
@@ -428,9 +461,7 @@ impl SimMachine {
         }
         self.check_memory_kept(host, was, why);
         self.check_not_needed(host, was, why);
-        if self.enter((host, pid), Stage::Dead, |_| true) {
-            self.wake_supervisor(host);
-        }
+        self.enter((host, pid), Stage::Dead, |_| true)
     }
 
     /// A guest is let run only where the machine is on record.
@@ -468,6 +499,7 @@ impl SimMachine {
                 port.stop().await;
             }
             let memory = self.memory();
+            self.note_switch(who);
             if !self.enter(who, Stage::Stopped, |it| is_mine(it) && it.stage == Stage::Sending) {
                 return Err(std::io::Error::other("given up"));
             }

@@ -240,14 +240,32 @@ impl Hypervisor for One {
         Box::pin(async {
             self.pause().await;
             self.alive()?;
-            let state = match self.machine.stage(self.who) {
-                Stage::Running | Stage::Sending => "running",
-                Stage::Stopped | Stage::Completing | Stage::Failed => "finish-migrate",
-                Stage::Sent | Stage::Following | Stage::Cut => "postmigrate",
-                Stage::Waiting => "inmigrate",
-                Stage::Loaded(_) | Stage::Dead => "paused",
-            };
-            Ok(state.to_owned())
+            Ok(self.machine.run_state(self.who).to_owned())
+        })
+    }
+
+    fn state_at_switch(&self) -> Option<String> {
+        self.machine.state_at_switch(self.who).map(str::to_owned)
+    }
+
+    fn verify_stopped(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            self.machine.note_look(self.who);
+            match self.machine.stage(self.who) {
+                Stage::Sent => Ok(()),
+                stage => Err(Error::new(ErrorCode::QmpRefused, format!("the guest is not as it was left: {stage:?}"))),
+            }
+        })
+    }
+
+    fn quit(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            self.machine.quit(self.who, "its daemon asks it to end");
+            Ok(())
         })
     }
 

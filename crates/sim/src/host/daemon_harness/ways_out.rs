@@ -9,7 +9,7 @@ use crate::process::Process;
 type Tried = Result<(), Error>;
 
 async fn try_all(core: ::daemon::Core) -> Vec<(&'static str, Tried)> {
-    let take = ResolveRequest { decision: Some(Decision::Take) };
+    let take = ResolveRequest { decision: Some(Decision::Take), at_risk: false };
     vec![
         ("cancel", core.cancel_machine_move(NAME).await.map(drop)),
         ("resolve --take", core.resolve_machine(NAME, take).await.map(drop)),

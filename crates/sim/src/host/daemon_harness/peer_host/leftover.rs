@@ -38,7 +38,7 @@ impl Host {
             return;
         }
         let (name, backend) = (self.name().to_owned(), format!("file:{FOLDER}/image"));
-        let request = AttachRequest { name, backend, export: self.export(), read_only: false };
+        let request = AttachRequest { name, backend, export: self.export(), read_only: false, accept_tombstone: false };
         if let Err(error) = core.attach(request).await {
             self.shared.world.event(format_args!("nothing is left at the other host: {error}"));
         }
