@@ -153,12 +153,13 @@ fn where_there_are_no_descriptors_for_a_ring_or_a_connection_requests_are_carrie
         while let Ok(file) = File::open("/dev/null") {
             all.push(file);
         }
-        let begin = std::time::Instant::now();
-        for backend in others.iter().chain([&plain]) {
-            use_all_of(backend).await;
-            backend.flush().await.expect("flushed");
-        }
-        assert!(begin.elapsed() < Duration::from_secs(3), "something was waited for in vain");
+        let used = async {
+            for backend in others.iter().chain([&plain]) {
+                use_all_of(backend).await;
+                backend.flush().await.expect("flushed");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(3), used).await.expect("nothing is waited for in vain");
         all.clear();
         for backend in others.iter().chain([&plain]) {
             backend.read(Bytes(65536), Buffer::unpooled(4096)).await.expect("read");

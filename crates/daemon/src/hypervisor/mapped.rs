@@ -1,6 +1,6 @@
 //! Which file that a QEMU has mapped is which part of its guest's memory.
 //!
-//! A part lies in a file that the command line names, or in one that QEMU makes in a folder that it names: `qemu_back_mem.ID.XXXXXX`, whose
+//! A part lies in a file that the command line names, or in one that QEMU makes in a folder that it names: `qemu_back_mem.ID.*`, whose
 //! name QEMU takes away at once. Several parts may lie in one folder, and be of one size. Taken for each other they would be memory at the
 //! wrong address, so a part is known by its id, and one for which two files could be meant is refused.
 

@@ -5,6 +5,7 @@
 //! | the source's QEMU is ended, its disks are let go | [`Committed`] | the record of the group |
 //! | the source's guest goes on | [`NotCommitted`] | the record of the group |
 //! | the target's QEMU is ended, the machine is forgotten | [`NeverRan`] | the journals of the disks here |
+//! | the target's QEMU is ended whose memory never comes | | a person's word |
 //!
 //! A process is ended that the record of the move names: the one behind the monitor's connection when the move began, or the one
 //! that was started for it. What must be done is tried until it is done, and `vm show` says what that waits for.
@@ -89,6 +90,14 @@ impl Daemon {
         self.hypervisors.end(process).await;
         if self.hypervisors.lives(process) {
             tracing::error!(vm = machine.name, pid = process.pid, "a QEMU that nobody needs cannot be ended");
+        }
+    }
+
+    /// Ends the QEMU of a machine whose guest runs here without some of its memory: a person has said that this never comes.
+    pub(super) async fn end_without_memory(&self, document: &MachineDocument) {
+        assert!(document.following.is_some(), "only memory that follows its guest can be given up");
+        if let Some(process) = &document.process {
+            self.hypervisors.end(process).await;
         }
     }
 

@@ -107,14 +107,8 @@ impl Daemon {
             seconds: None,
             downtime_ms: None,
         };
-        plan.refusals.extend(self.refuse_disks(&disks).err());
-        plan.refusals.extend(self.require_next_start(&document, &request, (&disks, &handled)).err());
-        plan.refusals.extend(refuse_probed(name, &*hypervisor).await?);
-        let served = disks.iter().filter_map(|disk| self.volume(disk.volume.as_ref()?).ok()).collect::<Vec<_>>();
-        plan.refusals.extend(require_straight(&*hypervisor, &served).await.err());
-        plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
+        plan.refusals.extend(self.refusals_here((&document, &*hypervisor), (&disks, &handled), &request).await?);
         plan.refusals.extend(refusals_of(&document, &arrival.facts, &request));
-        plan.refusals.extend([self.check_hook().err(), self.check_arbiter().await.err()].into_iter().flatten());
         let facts = arrival.facts.clone();
         let choice = self.choose_memory(&host, &*hypervisor, &request, (&document, &arrival, false)).await;
         let choice = choice.unwrap_or_else(|error| {
@@ -155,6 +149,26 @@ impl Daemon {
             self.keep_machine_plan(&machine, &request, forecast);
         }
         Ok(plan)
+    }
+
+    /// What stands against a move of a machine as far as this host knows.
+    async fn refusals_here(
+        self: &Arc<Self>,
+        (document, hypervisor): (&MachineDocument, &dyn Hypervisor),
+        (disks, handled): (&[VmDisk], &[Handling]),
+        request: &VmMoveRequest,
+    ) -> Result<Vec<Error>> {
+        let served = disks.iter().filter_map(|disk| self.volume(disk.volume.as_ref()?).ok()).collect::<Vec<_>>();
+        let found = [
+            self.refuse_disks(disks).err(),
+            self.require_next_start(document, request, (disks, handled)).err(),
+            require_straight(hypervisor, &served).await.err(),
+            self.refuse_surrogate(disks, handled, request).err(),
+            self.check_hook().err(),
+            self.check_arbiter().await.err(),
+        ];
+        let probed = refuse_probed(&document.name, hypervisor).await?;
+        Ok(found.into_iter().flatten().chain(probed).collect())
     }
 
     /// The plan of a disk's move, and what stands against that. There is none of a disk that is no volume yet, or whose volume is

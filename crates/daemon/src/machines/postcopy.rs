@@ -300,9 +300,7 @@ impl Daemon {
                 .with_hint(format!("`transhume vm show {name}` says where it is")));
         }
         if document.following.is_some() {
-            if let Some(process) = &document.process {
-                self.hypervisors.end(process).await;
-            }
+            self.end_without_memory(&document).await;
             return Ok(format!("the QEMU of {name} is ended here; start it anew on its disks, as after a crash"));
         }
         machine.is_given_up.store(true, Ordering::Release);

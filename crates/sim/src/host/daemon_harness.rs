@@ -393,7 +393,7 @@ impl Host {
                 tuned.clone_from(options);
             }
         });
-        match started.await {
+        match Box::pin(started).await {
             Ok(_) => {
                 *self.shared.wanted.lock() = false;
                 *self.shared.daemon_harness.is_unwanted.lock() = false;
