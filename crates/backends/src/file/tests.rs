@@ -62,7 +62,7 @@ async fn where_no_helper_lives_long_enough_the_requests_are_carried_out_here() {
         use_all_of(&backend).await;
         // Whether one that has ended was in the middle of a sync is not known. That none could be asked is no answer.
         if let Err(error) = backend.flush().await {
-            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            assert!([ErrorKind::Io, ErrorKind::TimedOut].contains(&error.kind()), "{error}");
         }
     }
 }

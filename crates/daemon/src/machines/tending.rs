@@ -59,6 +59,7 @@ impl Daemon {
                 self.give_up(machine, &never_ran).await?;
                 return Ok(Found::GivenUp);
             }
+            Holdings::All if !self.are_up(&document) => return Ok(Found::Waits),
             Holdings::All => {}
         }
         if !machine.has_run.load(Ordering::Acquire) {
@@ -73,6 +74,12 @@ impl Daemon {
         }
         self.note_running(machine, &incoming).await?;
         Ok(Found::Runs)
+    }
+
+    /// Whether all disks of a machine are served through their layers. One is held before it is: until then its QEMU, which is connected
+    /// already, reads and writes what lies below them.
+    fn are_up(&self, document: &MachineDocument) -> bool {
+        document.disks.iter().all(|disk| self.volume(&disk.volume).is_ok_and(|volume| volume.require_up().is_ok()))
     }
 
     /// Lets the guest run, once for each start of this daemon: an operator may stop it from then on.
