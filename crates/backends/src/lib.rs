@@ -40,5 +40,6 @@ pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{
     PreparedTarget, TargetError, TargetOrigin, TargetRequest, check_target, prepare_target, remove_unless_used,
+    share_bytes,
 };
 pub use tombstone::Tombstone;

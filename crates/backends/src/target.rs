@@ -25,6 +25,7 @@ pub(crate) use crate::file_system::directory_of;
 pub(crate) use block_device::{block_size_of, device_names, have_common, is_read_only};
 pub use error::TargetError;
 pub(crate) use identity::{DeviceIdentity, FileIdentity};
+pub use storage::share_bytes;
 
 /// How long a target may be in use before it is refused. A process that is just being started holds its parent's open
 /// files until it runs, and a dead one its last requests' files.
@@ -343,9 +344,13 @@ fn found_of(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Op
     let path = request.spec.path();
     let found = match std::fs::metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            refuse_above_source(request, source)?;
+            return Ok(None);
+        }
         Err(error) => return Err(TargetError::os(path, "looking at", error)),
     };
+    refuse_above_source(request, source)?;
     if let (Some(source), Some(source_path)) = (source, request.source)
         && have_common(source, &found)
     {
@@ -362,6 +367,18 @@ fn found_of(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Op
     }
     block_device::refuse_looped(path, &found)?;
     Ok(Some(found))
+}
+
+/// Refuses a directory whose file system is in the source: what is made there is written into it.
+fn refuse_above_source(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<(), TargetError> {
+    let path = request.spec.path();
+    let (Some(source), Some(source_path)) = (source, request.source) else { return Ok(()) };
+    match std::fs::metadata(directory_of(path)) {
+        Ok(directory) if directory.is_dir() && have_common(source, &directory) => {
+            Err(TargetError::SameAsSource { path: path.to_owned(), source: source_path.to_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A file that exists and may be overwritten, open and locked against everybody else.

@@ -175,7 +175,7 @@ impl Core {
     /// # Errors
     /// As the API's.
     pub async fn create_cache(&self, request: CacheRequest) -> Result<Cache> {
-        self.daemon.caches.create(request).await
+        self.daemon.create_cache(request).await
     }
 
     /// The caches.

@@ -360,6 +360,7 @@ impl Daemon {
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
+        self.require_separate(new.backend.path(), Some(&new.name)).await?;
         self.require_descriptors()?;
         let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
         let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;

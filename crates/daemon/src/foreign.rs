@@ -221,7 +221,11 @@ impl Daemon {
         if NbdUri::is_meant(&store.place) {
             return Ok(NewStore { place: self.store_at(&store.place).await?.into(), size_bytes });
         }
-        let Some(volume) = HostVolume::meant_by(&store.place) else { return NewStore::local(store, "surrogate") };
+        let Some(volume) = HostVolume::meant_by(&store.place) else {
+            let new = NewStore::local(store, "surrogate")?;
+            self.require_separate_store(&new.place).await?;
+            return Ok(new);
+        };
         let uri = self.reach_host_store(&volume).await?;
         let export = self
             .store_at(&uri)

@@ -68,6 +68,7 @@ mod reload;
 mod remote;
 mod rescue;
 mod run;
+mod separate;
 mod sockets;
 mod stack;
 mod state_dir;

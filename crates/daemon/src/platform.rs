@@ -268,6 +268,11 @@ pub trait Backends: OverlayBackends {
         Ok(None)
     }
 
+    /// The first of `others` that has bytes in common with `path`, whatever both are called. None if that takes too long to find out.
+    fn sharing<'a>(&'a self, _path: &'a Path, _others: Vec<PathBuf>) -> BoxFuture<'a, Option<PathBuf>> {
+        Box::pin(std::future::ready(None))
+    }
+
     /// Has this host forget what it has read of the file or block device at `path`, which another host has written.
     ///
     /// # Errors

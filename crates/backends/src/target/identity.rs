@@ -105,7 +105,8 @@ impl DeviceIdentity {
             (Some(before), Some(now)) => before == now,
             // It says nothing of itself: only as long as the kernel has not let go of it.
             (None, _) => self.is_kept_by_kernel(now),
-            (Some(_), None) => false,
+            // The file of a loop device may be removed while that shows it.
+            (Some(before), None) => before.starts_with("file ") && self.is_kept_by_kernel(now),
         };
         is_it && now.size >= self.size
     }

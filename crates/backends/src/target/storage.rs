@@ -46,8 +46,19 @@ struct Piece {
 
 impl Piece {
     fn meets(&self, other: &Self) -> bool {
+        if self.may_show(other) || other.may_show(self) {
+            return true;
+        }
         let is_common = self.start < other.end && other.start < self.end;
         self.store == other.store && is_common && (self.is_all || other.is_all)
+    }
+
+    /// Whether this is of a loop device whose file has a name that does not lead to it from here, as one that was made in another mount
+    /// namespace. It may be any file.
+    fn may_show(&self, other: &Self) -> bool {
+        let Store::Nameless(name) = &self.store else { return false };
+        let is_removed = name.ends_with(" (deleted)");
+        !is_removed && self.is_all && other.is_all && matches!(other.store, Store::File { .. })
     }
 }
 
@@ -145,8 +156,11 @@ impl Devices<'_> {
     }
 
     fn add_file(&self, found: &Metadata, range: (u64, u64), is_all: bool, pieces: &mut Vec<Piece>, depth: usize) {
-        let store = Store::File { device: found.dev(), inode: found.ino() };
-        pieces.push(Piece { store, start: range.0, end: range.1, is_all });
+        // Of a directory what counts is the disk that what is made in it comes to.
+        if found.is_file() {
+            let store = Store::File { device: found.dev(), inode: found.ino() };
+            pieces.push(Piece { store, start: range.0, end: range.1, is_all });
+        }
         // A file system in memory, of a network or of several devices has no such device.
         if self.path(found.dev(), "size").exists() {
             self.add_device(found.dev(), (0, self.size(found.dev())), false, pieces, depth);
@@ -199,6 +213,15 @@ impl Devices<'_> {
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Whether two files or block devices that exist have bytes in common.
+#[must_use]
+pub fn share_bytes(one: &Path, other: &Path) -> bool {
+    match (std::fs::metadata(one), std::fs::metadata(other)) {
+        (Ok(one), Ok(other)) => Devices::of_system().have_common(&one, &other),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -270,6 +293,16 @@ mod tests {
         assert!(!devices.have_common("253:0", "253:1"));
         assert!(devices.have_common("253:0", "253:0"));
         assert!(devices.have_common("253:0", "8:0") && devices.have_common("8:0", "253:1"));
+    }
+
+    #[test]
+    fn a_loop_device_over_a_file_that_has_no_name_here_may_be_any_file() {
+        let of = |store| Piece { store, start: 0, end: 100, is_all: true };
+        let file = of(Store::File { device: 1, inode: 2 });
+        let hidden = of(Store::Nameless("/elsewhere/disk.img".to_owned()));
+        let removed = of(Store::Nameless("/images/disk.img (deleted)".to_owned()));
+        assert!(hidden.meets(&file) && file.meets(&hidden));
+        assert!(!removed.meets(&file) && removed.meets(&removed));
     }
 
     #[test]

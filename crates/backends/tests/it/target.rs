@@ -129,6 +129,9 @@ async fn the_disk_below_the_file_system_of_the_source_is_refused() {
     let error = prepare(&path.path, Some(&source), true).await.expect_err("the source is in it");
     assert!(matches!(error, TargetError::SameAsSource { .. }), "{error}");
     prepare(&mounted.join("target"), Some(&source), false).await.expect("two files of one file system are separate");
+    let error =
+        prepare(&mounted.join("new"), Some(&image), false).await.expect_err("it would be written into the image");
+    assert!(matches!(error, TargetError::SameAsSource { .. }), "{error}");
     drop(mount);
 }
 

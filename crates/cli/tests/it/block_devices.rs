@@ -224,6 +224,27 @@ fn two_devices_of_one_disk_are_not_source_and_target_of_a_move() {
 }
 
 #[test]
+fn another_name_of_what_a_volume_is_in_is_nobody_elses_place() {
+    let world = World::new();
+    let image = world.image("served.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let twin = Loop { device: tool("losetup", &["--find", "--show", &world.text("served.img")]).trim().to_owned() };
+    let other = world.image("other.img", 4 << 20, 65536);
+    world.attach("y", &other);
+    let refused = |words: &[&str]| {
+        let run = world.run(words);
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(!run.status.success() && said.contains("bytes in common"), "{words:?}: {said}");
+    };
+    refused(&["move", "y", "--to", &twin.target(), "--overwrite"]);
+    let uri = format!("nbd+unix:///z?socket={}", world.text("z.sock"));
+    refused(&["volume", "attach", "z", "--backend", &twin.target(), "--export", &uri]);
+    refused(&["cache", "create", "flash", "--store", &twin.target()]);
+    let plan = world.json(&["plan", "y", "--to", &twin.target(), "--overwrite"]);
+    assert!(plan["refusal"].to_string().contains("bytes in common"), "{plan}");
+}
+
+#[test]
 fn a_plan_tells_what_keeps_the_source_from_being_put_away_and_how_to_mend_it() {
     let world = World::new();
     let folder = world.path("folder");

@@ -80,7 +80,7 @@ async fn cache(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> A
 async fn create_cache(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Cache> {
     let request: v1::CacheRequest = parse(&body)?;
     let action = ("cache.create", request.name.clone());
-    let work = async move |daemon: Arc<Daemon>, _| daemon.caches.create(request).await;
+    let work = async move |daemon: Arc<Daemon>, _| daemon.create_cache(request).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 

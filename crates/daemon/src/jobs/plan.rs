@@ -203,6 +203,9 @@ impl Daemon {
         };
         // A target that may be overwritten is not prepared just to see whether that works: what it holds stays.
         if request.overwrite && spec.path().exists() {
+            if let Err(error) = self.require_separate(spec.path(), Some(&volume.name)).await {
+                return Some(error);
+            }
             return self.check_overwritten(volume, spec).err();
         }
         match self.prepare(volume, spec.clone(), false).await {

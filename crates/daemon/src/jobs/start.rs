@@ -143,6 +143,7 @@ impl Daemon {
     pub(super) async fn prepare(&self, volume: &Volume, spec: BackendSpec, overwrite: bool) -> Result<PreparedTarget> {
         let backend = volume.document().backend.clone();
         let request = self.target_request(volume, &spec, backend.local_path(), overwrite)?;
+        self.require_separate(spec.path(), Some(&volume.name)).await?;
         self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
     }
 

@@ -130,8 +130,10 @@ pub(super) fn no_answer(host: &HostName) -> Error {
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
 pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>, proof: &Committed) {
     daemon.end_machine(machine, None, proof.into()).await;
-    // Of one that had come here before.
-    daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
+    // Of one that had come here before. Another one of its name may have come since a person had this one forgotten.
+    if daemon.is_known(machine) {
+        daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
+    }
     for volume in volumes {
         if let Some(job) = volume.job() {
             job.wait().await;

@@ -366,8 +366,8 @@ impl Daemon {
             )));
         }
         if let Some(incoming) = &document.incoming {
-            let never_ran = self.never_ran(&document)?;
-            let Some(never_ran) = never_ran.filter(|_| !machine.is_switching.load(Ordering::Relaxed)) else {
+            let is_switching = machine.is_switching.load(Ordering::Relaxed) || self.may_be_committed(&machine).await;
+            let Some(never_ran) = self.never_ran(&document)?.filter(|_| !is_switching) else {
                 let message = format!("{name} comes from {}", incoming.host);
                 return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
                     "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
@@ -386,6 +386,22 @@ impl Daemon {
         self.free_disks(&document).await?;
         self.forget_machine(&machine)?;
         Ok(shown)
+    }
+
+    /// Whether the other host may have committed the move of a machine that comes: its QEMU has all of it, so the only guest may be here.
+    async fn may_be_committed(&self, machine: &Machine) -> bool {
+        let document = machine.document();
+        if document.process.as_ref().is_some_and(|process| !self.hypervisors.lives(process)) {
+            return false;
+        }
+        if document.process.is_none() && matches!(document.monitor, Monitor::Qmp(_)) {
+            // None was started yet.
+            return false;
+        }
+        match self.hypervisor_of(machine).await {
+            Ok(hypervisor) => hypervisor.is_loaded().await.unwrap_or(true),
+            Err(_) => true,
+        }
     }
 
     /// Whether the move of a machine waits only for another host or a missing record, and nothing runs here.

@@ -1,5 +1,6 @@
 //! The machine's file systems and block devices.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,9 @@ use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 
 /// How long a start waits for a target to say whether a move was committed to it.
 const MARK_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long it may take to find out whether two names lead to one storage.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
 
 /// The machine's file systems and block devices.
 #[derive(Default)]
@@ -172,6 +176,28 @@ impl Backends for RealBackends {
 
     fn remove_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<()> {
         self.remove(&mark_beside(image, mark))
+    }
+
+    fn sharing<'a>(&'a self, path: &'a Path, others: Vec<PathBuf>) -> BoxFuture<'a, Option<PathBuf>> {
+        let path = path.to_owned();
+        Box::pin(async move {
+            // A file system that does not answer keeps a thread, and nobody else.
+            let looking = tokio::task::spawn_blocking(move || {
+                // Two names of one file are told by its locks.
+                let is_device =
+                    |path: &Path| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+                let is_device_itself = is_device(&path);
+                let may_share = |other: &PathBuf| is_device_itself || (other.starts_with("/dev") && is_device(other));
+                others.into_iter().filter(may_share).find(|other| backends::share_bytes(&path, other))
+            });
+            match tokio::time::timeout(LOOK_LIMIT, looking).await {
+                Ok(found) => found.ok().flatten(),
+                Err(_) => {
+                    tracing::warn!("whether two places are one storage could not be found out in time");
+                    None
+                }
+            }
+        })
     }
 
     fn device_identity(&self, path: &Path) -> std::io::Result<Option<String>> {

@@ -115,6 +115,7 @@ impl Daemon {
             guest_alignment: request.request_alignment,
             overwrite: false,
         };
+        self.require_separate(spec.path(), None).await?;
         let target = self.backends.prepare(&target, &*self.env).await.map_err(|error| of_target(&error))?;
         if let Some(noted) = noted {
             self.note_made_file(noted, &target);

@@ -149,6 +149,20 @@ impl GroupRuling {
         }
     }
 
+    /// The same after a start, of the moves that `documents` have on record. What was decided since their last store is not known.
+    pub(crate) fn found(
+        daemon: &Daemon,
+        arbiter: Arc<dyn Arbiter>,
+        remote: RemoteVolume,
+        documents: &[Arc<VolumeDocument>],
+    ) -> Self {
+        let found = Self::new(daemon, arbiter, remote);
+        let known = documents.iter().map(|document| withdrawals(document)).max().unwrap_or_default();
+        *found.last.lock() = Ruling::after(known);
+        *found.announced.lock() = documents.iter().filter_map(|document| Awaited::of(document)).collect();
+        found
+    }
+
     /// Has it on record in a member's journal that the arbiter is going to be asked.
     pub(crate) async fn announce(&self, journal: &VolumeJournal, job: Option<&JobHandle>) -> block::Result<()> {
         let document = journal.document();
@@ -183,6 +197,11 @@ impl GroupRuling {
     pub(crate) async fn settle(&self) -> block::Result<bool> {
         let before = *self.last.lock();
         let announced = self.announced.lock().clone();
+        if announced.is_empty() {
+            self.env.sleep(ARBITER_REST).await;
+            let context = "which disks the arbiter was asked for cannot be read";
+            return Err(block::Error::new(ErrorKind::TimedOut, context));
+        }
         let ruling = match settle_ruling(&*self.arbiter, &self.other, &announced, before).await {
             Ok(ruling) => ruling,
             Err(error) => {

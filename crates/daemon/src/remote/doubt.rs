@@ -124,13 +124,21 @@ pub(super) async fn settle_ruling(
     announced: &[Awaited],
     before: Ruling,
 ) -> Result<Ruling> {
-    let Some(job) = announced.first().map(|awaited| awaited.remote.job) else { return Ok(before) };
-    let wanted = Ruling::after(before.withdrawals() + 1);
-    let ruling = arbiter.decide(job, before, wanted).await;
+    let job = announced.first().expect("somebody asks of something").remote.job;
+    let mut wanted = Ruling::after(before.withdrawals() + 1);
+    let mut ruling = arbiter.decide(job, before, wanted).await;
+    if let Ok(other @ (Ruling::Open | Ruling::Withdrawn(_))) = ruling
+        && other != wanted
+    {
+        // The record of this host is behind: a commit that follows the other ruling may still be on its way.
+        wanted = Ruling::after(other.withdrawals() + 1);
+        ruling = arbiter.decide(job, other, wanted).await;
+    }
     if matches!(ruling, Ok(Ruling::Committed)) {
         return ruling;
     }
     let word = other.word_on(announced).await;
+    tracing::info!(%job, ?ruling, ?word, "the arbiter and the target have said what became of a move");
     if matches!(word, Word::Holds) {
         tracing::warn!(%job, ?ruling, "the target has taken the volume: the commit counts, whatever the arbiter says");
         return Ok(Ruling::Committed);

@@ -163,6 +163,15 @@ impl Daemon {
         Some(GroupRuling::new(self, self.hosts.arbiter()?, remote?))
     }
 
+    /// The same after a start, of the volumes with these documents.
+    fn ruling_found(&self, members: &[Arc<VolumeDocument>]) -> Option<GroupRuling> {
+        let remote = members.iter().find_map(|document| match &document.job.as_ref()?.target {
+            JobTarget::Remote(remote) => Some(remote.clone()),
+            JobTarget::Local(_) | JobTarget::Foreign(_) => None,
+        });
+        Some(GroupRuling::found(self, self.hosts.arbiter()?, remote?, members))
+    }
+
     /// Puts it on record that `members` switch over in one commit.
     async fn begin_group(&self, members: impl Iterator<Item = String>, ready: &[Ready]) -> Result<Uuid> {
         let members = members.collect();
@@ -224,8 +233,7 @@ impl Daemon {
                     self.state.remove_group(id);
                 }
                 Ok(journal) => {
-                    let jobs = members.iter().filter_map(|document| document.job.as_ref());
-                    let ruling = self.ruling_on(jobs.map(|job| &job.target));
+                    let ruling = self.ruling_found(&members);
                     // What a journal that cannot be read says nobody knows: it may name the record.
                     let is_member = |name: &str| members.iter().any(|document| document.name == name);
                     // A machine that was under way is waited for: whoever brings machines back ends its move.
@@ -234,8 +242,8 @@ impl Daemon {
                     let mut group = Group::new(journal, ruling, is_under_way);
                     if has_machine {
                         let jobs = || members.iter().filter_map(|document| document.job.as_deref());
-                        let was_asked =
-                            jobs().any(JobDocument::is_for_the_arbiter) || !self.unreadable.read().is_empty();
+                        let may_name_it = self.hosts.arbiter().is_some() && !self.unreadable.read().is_empty();
+                        let was_asked = jobs().any(JobDocument::is_for_the_arbiter) || may_name_it;
                         group = group.found_with_machine(jobs().any(|job| job.committed.is_some()), was_asked);
                     }
                     self.groups.lock().insert(id, Arc::new(group));

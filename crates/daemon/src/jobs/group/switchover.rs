@@ -121,7 +121,7 @@ impl Group {
         {
             let mut state = self.state.lock();
             state.is_committed |= was_committed;
-            state.is_in_doubt = was_asked && self.ruling.is_some() && !state.is_committed;
+            state.is_in_doubt = was_asked && !state.is_committed;
         }
         self
     }
@@ -328,14 +328,18 @@ impl Group {
             let state = self.state.lock();
             (state.is_committed, state.is_in_doubt)
         };
+        tracing::info!(member, is_committed, is_in_doubt, "what became of a commit is asked");
         if is_committed {
             return Ok(true);
         }
         let mut counts = false;
         if is_in_doubt {
-            if let Some(ruling) = &self.ruling {
-                counts = ruling.settle().await?;
-            }
+            let Some(ruling) = &self.ruling else {
+                let context =
+                    "the arbiter was asked, and this host knows of none: put `arbiter` back into the configuration";
+                return Err(block::Error::new(block::ErrorKind::TimedOut, context));
+            };
+            counts = ruling.settle().await?;
             journal.store(if counts { GroupState::Committed } else { GroupState::Open }).await?;
         }
         self.change(|state| {
