@@ -15,7 +15,10 @@ impl Daemon {
     /// # Errors
     /// Its store has bytes of a volume, or as the API says.
     pub(crate) async fn create_cache(&self, request: CacheRequest) -> Result<Cache> {
-        self.require_separate_store(&NewStore::local(&request.store, "cache")?.place).await?;
+        // What is no place for one is refused by the name of the cache.
+        if let Ok(store) = NewStore::local(&request.store, "cache") {
+            self.require_separate_store(&store.place).await?;
+        }
         self.caches.create(request).await
     }
 

@@ -124,7 +124,9 @@ pub(super) async fn settle_ruling(
     announced: &[Awaited],
     before: Ruling,
 ) -> Result<Ruling> {
-    let job = announced.first().expect("somebody asks of something").remote.job;
+    let Some(job) = announced.first().map(|awaited| awaited.remote.job) else {
+        return Err(Error::new(ErrorCode::JournalUnreadable, "which disks the arbiter was asked for cannot be read"));
+    };
     let mut wanted = Ruling::after(before.withdrawals() + 1);
     let mut ruling = arbiter.decide(job, before, wanted).await;
     if let Ok(other @ (Ruling::Open | Ruling::Withdrawn(_))) = ruling
