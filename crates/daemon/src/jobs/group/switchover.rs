@@ -68,6 +68,8 @@ struct State {
     is_committed: bool,
     /// A store has failed, and none after it has ended well.
     is_in_doubt: bool,
+    /// The doubt is the arbiter's to end, and none is configured any more.
+    misses_ruling: bool,
     is_storing: bool,
     /// Why those in doubt are.
     why: Option<(ErrorKind, String)>,
@@ -109,6 +111,7 @@ impl Group {
             members: record.members.iter().map(|name| (name.clone(), stage(name))).collect(),
             is_committed: record.state == GroupState::Committed,
             is_in_doubt: false,
+            misses_ruling: false,
             is_storing: false,
             why: None,
         };
@@ -122,6 +125,7 @@ impl Group {
             let mut state = self.state.lock();
             state.is_committed |= was_committed;
             state.is_in_doubt = was_asked && !state.is_committed;
+            state.misses_ruling = state.is_in_doubt && self.ruling.is_none();
         }
         self
     }
@@ -324,9 +328,9 @@ impl Group {
     /// Takes the commit of all back for the sake of `member`, if it does not count. Gives whether it does.
     pub(super) async fn take_back(&self, member: &str) -> block::Result<bool> {
         let mut journal = self.journal.lock().await;
-        let (is_committed, is_in_doubt) = {
+        let (is_committed, is_in_doubt, misses_ruling) = {
             let state = self.state.lock();
-            (state.is_committed, state.is_in_doubt)
+            (state.is_committed, state.is_in_doubt, state.misses_ruling)
         };
         tracing::info!(member, is_committed, is_in_doubt, "what became of a commit is asked");
         if is_committed {
@@ -334,12 +338,14 @@ impl Group {
         }
         let mut counts = false;
         if is_in_doubt {
-            let Some(ruling) = &self.ruling else {
+            if misses_ruling {
                 let context =
                     "the arbiter was asked, and this host knows of none: put `arbiter` back into the configuration";
                 return Err(block::Error::new(block::ErrorKind::TimedOut, context));
-            };
-            counts = ruling.settle().await?;
+            }
+            if let Some(ruling) = &self.ruling {
+                counts = ruling.settle().await?;
+            }
             journal.store(if counts { GroupState::Committed } else { GroupState::Open }).await?;
         }
         self.change(|state| {
