@@ -343,19 +343,15 @@ fn source_of(request: &TargetRequest<'_>) -> Result<Option<Metadata>, TargetErro
 fn found_of(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Option<Metadata>, TargetError> {
     let path = request.spec.path();
     let found = match std::fs::metadata(path) {
-        Ok(found) => found,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            refuse_above_source(request, source)?;
-            return Ok(None);
-        }
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(TargetError::os(path, "looking at", error)),
     };
-    refuse_above_source(request, source)?;
-    if let (Some(source), Some(source_path)) = (source, request.source)
-        && have_common(source, &found)
-    {
-        return Err(TargetError::SameAsSource { path: path.to_owned(), source: source_path.to_owned() });
-    }
+    // What is made in a directory whose file system is in the source is written into that.
+    let directory = std::fs::metadata(directory_of(path)).ok().filter(Metadata::is_dir);
+    directory.map_or(Ok(()), |directory| refuse_common(request, source, &directory))?;
+    let Some(found) = found else { return Ok(None) };
+    refuse_common(request, source, &found)?;
     if found.file_type().is_block_device() {
         return Ok(Some(found));
     }
@@ -369,13 +365,11 @@ fn found_of(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Op
     Ok(Some(found))
 }
 
-/// Refuses a directory whose file system is in the source: what is made there is written into it.
-fn refuse_above_source(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<(), TargetError> {
-    let path = request.spec.path();
-    let (Some(source), Some(source_path)) = (source, request.source) else { return Ok(()) };
-    match std::fs::metadata(directory_of(path)) {
-        Ok(directory) if directory.is_dir() && have_common(source, &directory) => {
-            Err(TargetError::SameAsSource { path: path.to_owned(), source: source_path.to_owned() })
+/// Refuses what has bytes in common with the source.
+fn refuse_common(request: &TargetRequest<'_>, source: Option<&Metadata>, found: &Metadata) -> Result<(), TargetError> {
+    match (source, request.source) {
+        (Some(source), Some(source_path)) if have_common(source, found) => {
+            Err(TargetError::SameAsSource { path: request.spec.path().to_owned(), source: source_path.to_owned() })
         }
         _ => Ok(()),
     }

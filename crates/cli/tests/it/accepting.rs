@@ -81,12 +81,8 @@ fn a_tombstone_that_the_guest_has_written_takes_no_volume_down_for_good() {
 fn a_volume_with_a_snapshot_whose_file_system_came_back_under_another_number_is_served_once_somebody_says_so() {
     let mut world = World::new();
     let first = Loop::new(&world, "disk.ext4", 32 * MIB as usize, 512);
-    // Inodes as small as this do not say when a file was made.
-    tool("mkfs.ext4", &["-q", "-F", "-I", "128", "-O", "^has_journal", &first.device]);
     let folder = world.path("mounted");
-    std::fs::create_dir(&folder).expect("created");
-    tool("mount", &[&first.device, &world.text("mounted")]);
-    let mount = Mount { path: folder.clone() };
+    let mount = Mount::ext4(&first, &folder, 128);
     let image = folder.join("disk.img");
     std::fs::write(&image, vec![7; MIB as usize]).expect("written");
     let uri = world.attach("x", &image);
@@ -98,8 +94,7 @@ fn a_volume_with_a_snapshot_whose_file_system_came_back_under_another_number_is_
         assert!(begun.elapsed() < HANG, "the file system stays busy");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let device = tool("losetup", &["--find", "--show", &world.text("disk.ext4")]);
-    let second = Loop { device: device.trim().to_owned() };
+    let second = Loop::over(&world.path("disk.ext4"), &[]);
     tool("mount", &[&second.device, &world.text("mounted")]);
     world.start();
     is_down(&world, "x", "another file or block device");

@@ -210,9 +210,8 @@ fn two_devices_of_one_disk_are_not_source_and_target_of_a_move() {
     let world = World::new();
     let source = Loop::new(&world, "device.img", 4 << 20, 512);
     let file = world.text("device.img");
-    let twin = Loop { device: tool("losetup", &["--find", "--show", &file]).trim().to_owned() };
-    let later = tool("losetup", &["--find", "--show", "--offset", "1048576", "--sizelimit", "3145728", &file]);
-    let overlapping = Loop { device: later.trim().to_owned() };
+    let twin = Loop::over(Path::new(&file), &[]);
+    let overlapping = Loop::over(Path::new(&file), &["--offset", "1048576", "--sizelimit", "3145728"]);
     world.attach("x", Path::new(&source.device));
     for to in [twin.target(), overlapping.target(), format!("file:{file}")] {
         let plan = world.json(&["plan", "x", "--to", &to, "--overwrite"]);
@@ -228,7 +227,7 @@ fn another_name_of_what_a_volume_is_in_is_nobody_elses_place() {
     let world = World::new();
     let image = world.image("served.img", 4 << 20, 65536);
     world.attach("x", &image);
-    let twin = Loop { device: tool("losetup", &["--find", "--show", &world.text("served.img")]).trim().to_owned() };
+    let twin = Loop::over(&image, &[]);
     let other = world.image("other.img", 4 << 20, 65536);
     world.attach("y", &other);
     let refused = |words: &[&str]| {

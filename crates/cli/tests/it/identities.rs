@@ -203,12 +203,8 @@ fn a_cancel_tells_of_a_target_that_is_not_there() {
 fn an_image_is_the_same_one_when_its_file_system_was_mounted_again_under_another_number() {
     let mut world = World::new();
     let first = Loop::new(&world, "disk.ext4", 32 * MIB as usize, 512);
-    // Inodes as large as this say when a file was made.
-    tool("mkfs.ext4", &["-q", "-F", "-I", "256", "-O", "^has_journal", &first.device]);
     let folder = world.path("mounted");
-    std::fs::create_dir(&folder).expect("created");
-    tool("mount", &[&first.device, &world.text("mounted")]);
-    let mount = Mount { path: folder.clone() };
+    let mount = Mount::ext4(&first, &folder, 256);
     let image = folder.join("disk.img");
     std::fs::write(&image, vec![7; MIB as usize]).expect("written");
     world.attach("x", &image);
@@ -217,8 +213,7 @@ fn an_image_is_the_same_one_when_its_file_system_was_mounted_again_under_another
     let is_unmounted = || Command::new("umount").arg(&folder).output().expect("umount runs").status.success();
     wait_until("the file system stays busy", &world, is_unmounted);
     // The first is still attached, so this is another one.
-    let device = tool("losetup", &["--find", "--show", &world.text("disk.ext4")]);
-    let second = Loop { device: device.trim().to_owned() };
+    let second = Loop::over(&world.path("disk.ext4"), &[]);
     tool("mount", &[&second.device, &world.text("mounted")]);
     world.start();
     let volume = show(&world, "x");

@@ -11,6 +11,8 @@ use transhume_guest::{
     TwoHostsSpec, create_filled,
 };
 
+use crate::support::Loop;
+
 const DISK_BYTES: u64 = 32 << 20;
 const HANG: Duration = Duration::from_secs(120);
 const RUNS_VMS: &str = "run-vms = true\n";
@@ -346,7 +348,7 @@ struct TwoPageCaches {
     names: PathBuf,
     /// The kernel forgets what it has read of a block device that nobody has open.
     kept: [std::fs::File; 2],
-    devices: [LoopDevice; 2],
+    devices: [Loop; 2],
 }
 
 impl TwoPageCaches {
@@ -360,14 +362,14 @@ impl TwoPageCaches {
         std::fs::write(&path, "").expect("a place for it");
         std::fs::create_dir(&names).expect("made");
         std::fs::write(names.join("wwid"), "naa.600140512345678\n").expect("written");
-        let devices = Side::BOTH.map(|_| LoopDevice::over(&file));
-        let kept = [0, 1].map(|number: usize| std::fs::File::open(&devices[number].path).expect("it is there"));
+        let devices = Side::BOTH.map(|_| Loop::over(&file, &[]));
+        let kept = [0, 1].map(|number: usize| std::fs::File::open(&devices[number].device).expect("it is there"));
         Self { path, names, devices, kept }
     }
 
     /// What a program of `side` is started with so that it has that side's device at the path.
     fn enter(&self, side: Side) -> Vec<String> {
-        let device = &self.devices[usize::from(side == Side::B)].path;
+        let device = &self.devices[usize::from(side == Side::B)].device;
         let name = device.rsplit('/').next().expect("a name");
         let (path, names) = (self.path.display(), self.names.display());
         let mounts = format!(
@@ -456,27 +458,6 @@ fn disks_that_were_kept_are_given_back_when_somebody_asks_for_it() {
     let released = place.json(Side::B, &["vm", "release", "web1"]);
     assert!(released["disks"][0]["volume"].is_null(), "{released}");
     place.verify();
-}
-
-/// A loop device, until it is dropped.
-struct LoopDevice {
-    path: String,
-}
-
-impl LoopDevice {
-    fn over(file: &Path) -> Self {
-        let found = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
-        let found = found.expect("losetup runs");
-        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
-        Self { path: String::from_utf8_lossy(&found.stdout).trim().to_owned() }
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = std::process::Command::new("losetup").args(["--detach", &self.path]).status();
-        assert!(detached.is_ok_and(|status| status.success()), "{} is still there", self.path);
-    }
 }
 
 /// From the distribution's QEMU to a later one at a host that has no other, and back.

@@ -140,7 +140,7 @@ pub(super) async fn settle_ruling(
         return ruling;
     }
     let word = other.word_on(announced).await;
-    tracing::info!(%job, ?ruling, ?word, "the arbiter and the target have said what became of a move");
+    tracing::debug!(%job, ?ruling, ?word, "the arbiter and the target have said what became of a move");
     if matches!(word, Word::Holds) {
         tracing::warn!(%job, ?ruling, "the target has taken the volume: the commit counts, whatever the arbiter says");
         return Ok(Ruling::Committed);

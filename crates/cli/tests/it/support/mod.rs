@@ -226,8 +226,13 @@ impl Loop {
     pub(crate) fn new(world: &World, name: &str, bytes: usize, sector: u32) -> Self {
         let file = world.path(name);
         std::fs::write(&file, vec![OLD; bytes]).expect("written");
+        Self::over(&file, &["--sector-size", &sector.to_string()])
+    }
+
+    /// Over a file that is there, with more options of `losetup`.
+    pub(crate) fn over(file: &Path, options: &[&str]) -> Self {
         let file = file.display().to_string();
-        let device = tool("losetup", &["--find", "--show", "--sector-size", &sector.to_string(), &file]);
+        let device = tool("losetup", &[&["--find", "--show"], options, &[&file]].concat());
         Self { device: device.trim().to_owned() }
     }
 
@@ -282,7 +287,7 @@ pub(crate) fn check_refusal(what: &str, output: &Output, code: i32, part: &str) 
     assert!(said.contains(part), "{what}: \"{part}\" is not in: {said}");
 }
 
-/// A file system in memory, unmounted when this is dropped.
+/// A file system, unmounted when this is dropped.
 pub(crate) struct Mount {
     pub(crate) path: PathBuf,
 }
@@ -293,6 +298,16 @@ impl Mount {
         std::fs::create_dir_all(path).expect("created");
         let shown = path.display().to_string();
         tool("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "none", &shown]);
+        Self { path: path.to_owned() }
+    }
+
+    /// A new one on `device`, with inodes of so many bytes, at the directory `path`, which is made: 128 do not say when a file was made,
+    /// and 256 do.
+    pub(crate) fn ext4(device: &Loop, path: &Path, inode_bytes: u32) -> Self {
+        let inodes = inode_bytes.to_string();
+        tool("mkfs.ext4", &["-q", "-F", "-I", &inodes, "-O", "^has_journal", &device.device]);
+        std::fs::create_dir(path).expect("created");
+        tool("mount", &[&device.device, &path.display().to_string()]);
         Self { path: path.to_owned() }
     }
 }

@@ -27,11 +27,12 @@ pub(crate) use self::switchover::Group;
 use self::switchover::GroupMember;
 use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
+use crate::arbiter::Arbiter;
 use crate::audit::Peer;
 use crate::daemon::{Daemon, refuse_cached};
 use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
-use crate::location::{Destination, JobTarget, require_here};
+use crate::location::{Destination, JobTarget, RemoteVolume, require_here};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::GroupRuling;
 use crate::volume::Volume;
@@ -154,22 +155,13 @@ impl Daemon {
         first.into_iter().for_each(|job| remotes.by_ref().for_each(|remote| remote.job = job));
     }
 
-    /// The arbiter's ruling on moves to these targets, if it decides on them.
-    fn ruling_on<'a>(&self, targets: impl IntoIterator<Item = &'a JobTarget>) -> Option<GroupRuling> {
+    /// The arbiter, if it decides on moves to these targets, and one of those.
+    fn judged<'a>(&self, targets: impl IntoIterator<Item = &'a JobTarget>) -> Option<(Arc<dyn Arbiter>, RemoteVolume)> {
         let remote = targets.into_iter().find_map(|target| match target {
             JobTarget::Remote(remote) => Some(remote.clone()),
             JobTarget::Local(_) | JobTarget::Foreign(_) => None,
         });
-        Some(GroupRuling::new(self, self.hosts.arbiter()?, remote?))
-    }
-
-    /// The same after a start, of the volumes with these documents.
-    fn ruling_found(&self, members: &[Arc<VolumeDocument>]) -> Option<GroupRuling> {
-        let remote = members.iter().find_map(|document| match &document.job.as_ref()?.target {
-            JobTarget::Remote(remote) => Some(remote.clone()),
-            JobTarget::Local(_) | JobTarget::Foreign(_) => None,
-        });
-        Some(GroupRuling::found(self, self.hosts.arbiter()?, remote?, members))
+        Some((self.hosts.arbiter()?, remote?))
     }
 
     /// Puts it on record that `members` switch over in one commit.
@@ -180,7 +172,8 @@ impl Daemon {
         let journal = GroupJournal::create(&path, (id, members), &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| of_backend(&error, "the record of the group"))?;
         self.state.finish_group(id)?;
-        let ruling = self.ruling_on(ready.iter().map(|ready| &ready.target));
+        let judged = self.judged(ready.iter().map(|ready| &ready.target));
+        let ruling = judged.map(|(arbiter, remote)| GroupRuling::new(self, arbiter, remote));
         self.groups.lock().insert(id, Arc::new(Group::new(journal, ruling, |_| true)));
         Ok(id)
     }
@@ -233,7 +226,9 @@ impl Daemon {
                     self.state.remove_group(id);
                 }
                 Ok(journal) => {
-                    let ruling = self.ruling_found(&members);
+                    let jobs = || members.iter().filter_map(|document| document.job.as_deref());
+                    let judged = self.judged(jobs().map(|job| &job.target));
+                    let ruling = judged.map(|(arbiter, remote)| GroupRuling::found(self, arbiter, remote, &members));
                     // What a journal that cannot be read says nobody knows: it may name the record.
                     let is_member = |name: &str| members.iter().any(|document| document.name == name);
                     // A machine that was under way is waited for: whoever brings machines back ends its move.
@@ -241,7 +236,6 @@ impl Daemon {
                     let has_machine = journal.record().has_machine();
                     let mut group = Group::new(journal, ruling, is_under_way);
                     if has_machine {
-                        let jobs = || members.iter().filter_map(|document| document.job.as_deref());
                         let may_name_it = self.hosts.arbiter().is_some() && !self.unreadable.read().is_empty();
                         let was_asked = jobs().any(JobDocument::is_for_the_arbiter) || may_name_it;
                         group = group.found_with_machine(jobs().any(|job| job.committed.is_some()), was_asked);

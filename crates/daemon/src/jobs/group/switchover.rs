@@ -332,7 +332,6 @@ impl Group {
             let state = self.state.lock();
             (state.is_committed, state.is_in_doubt, state.misses_ruling)
         };
-        tracing::info!(member, is_committed, is_in_doubt, "what became of a commit is asked");
         if is_committed {
             return Ok(true);
         }
