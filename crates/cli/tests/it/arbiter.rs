@@ -119,6 +119,15 @@ impl ArbiterCluster {
         self.pair.a.json(&["move", "x", "--to", "b", "--detach"]);
     }
 
+    /// Begins a move whose commit the arbiter gets, without an answer. Who waits at the target hears of it and tells the source, so
+    /// it is kept from the arbiter until the doubt has been seen.
+    fn begin_move_to_doubt(&self) {
+        self.roads[0].set(Way::NoAnswers);
+        self.roads[1].set(Way::Closed);
+        self.begin_move();
+        self.wait_for_phase("in-doubt");
+    }
+
     fn wait_for_phase(&self, phase: &str) {
         self.pair.wait_for_move(phase, |job| job["progress"]["phase"] == phase);
     }
@@ -149,11 +158,10 @@ fn a_move_that_nothing_comes_in_between_of_asks_the_arbiter_and_leaves_nothing_t
 #[test]
 fn a_source_that_dies_after_it_was_committed_leaves_the_volume_to_a_target_that_hears_of_it_from_the_arbiter() {
     let mut cluster = ArbiterCluster::new(41);
-    cluster.roads[0].set(Way::NoAnswers);
-    cluster.begin_move();
-    cluster.wait_for_phase("in-doubt");
+    cluster.begin_move_to_doubt();
     cluster.pair.a.kill();
     cluster.pair.network.cut();
+    cluster.roads[1].set(Way::Open);
     cluster.wait_for_stage("held");
     // The first host comes back, finds out, and passes its guest's requests on.
     cluster.roads[0].set(Way::Open);
@@ -196,13 +204,11 @@ fn a_source_that_dies_before_it_was_committed_holds_the_volume_and_its_guest_wai
 fn a_move_in_doubt_that_is_cancelled_ends_as_the_arbiter_has_it() {
     // The commit has reached it: there is nothing to cancel any more.
     let cluster = ArbiterCluster::new(43);
-    cluster.roads[0].set(Way::NoAnswers);
-    cluster.begin_move();
-    cluster.wait_for_phase("in-doubt");
+    cluster.begin_move_to_doubt();
     let cancelling = std::thread::scope(|scope| {
         let cancelling = scope.spawn(|| cluster.pair.a.run(&["cancel", "x"]));
         cluster.wait_for_phase("reverting");
-        cluster.roads[0].set(Way::Open);
+        cluster.roads.iter().for_each(|road| road.set(Way::Open));
         cancelling.join().expect("it ends")
     });
     let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "done");
@@ -247,10 +253,7 @@ fn a_target_that_gives_up_waiting_is_never_committed_to() {
     assert!(over["error"]["message"].as_str().is_some_and(|message| message.contains("nothing any more")), "{over}");
 
     // The other way round: what was committed cannot be given back.
-    cluster.roads[0].set(Way::NoAnswers);
-    cluster.roads[1].set(Way::Closed);
-    cluster.begin_move();
-    cluster.wait_for_phase("in-doubt");
+    cluster.begin_move_to_doubt();
     cluster.pair.a.kill();
     cluster.pair.b.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
     cluster.roads[1].set(Way::Open);
@@ -305,6 +308,7 @@ fn an_arbiter_that_is_away_puts_the_switchover_off_and_costs_the_guest_nothing()
 fn all_disks_in_doubt(cluster: &ArbiterCluster) -> (Qemu, Vec<u64>) {
     let qemu = Qemu::with_two_disks(&cluster.pair.a);
     cluster.roads[0].set(Way::NoAnswers);
+    cluster.roads[1].set(Way::Closed);
     let jobs = cluster.pair.a.json(&["move", "system", "--all-disks", "--to", "b", "--no-persist", "--detach"]);
     let ids = jobs.as_array().expect("a list").iter().map(|job| job["id"].as_u64().expect("a number")).collect();
     wait_until("the commit of both is in doubt", || {
@@ -312,6 +316,7 @@ fn all_disks_in_doubt(cluster: &ArbiterCluster) -> (Qemu, Vec<u64>) {
         let jobs = jobs.as_array().expect("a list");
         (jobs.len() == 2 && jobs.iter().all(|job| job["progress"]["phase"] == "in-doubt")).then_some(())
     });
+    cluster.roads[1].set(Way::Open);
     (qemu, ids)
 }
 

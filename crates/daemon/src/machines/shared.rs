@@ -117,9 +117,9 @@ impl Daemon {
         let answered = self.ask_with_marks(host, question).await;
         let refusals = match answered {
             Ok(Answer::Shared { refusals }) if refusals.len() == asked.len() => refusals,
-            // It is of an older version, and knows none: everything is copied.
-            Ok(_) => vec![Some(not_known(host)); asked.len()],
-            Err(error) if error.code == ErrorCode::HostUnreachable => vec![Some(not_known(host)); asked.len()],
+            Ok(_) => return Err(not_said(host, "it has answered something else")),
+            // Copying is no answer to that: the disk may lie where both hosts reach it.
+            Err(error) if error.code == ErrorCode::HostUnreachable => return Err(not_said(host, &error.message)),
             Err(error) => return Err(error),
         };
         for (Asked { index, place, grows }, refusal) in asked.into_iter().zip(refusals) {
@@ -248,9 +248,11 @@ impl Daemon {
     }
 }
 
-fn not_known(host: &HostName) -> Error {
-    Error::new(ErrorCode::VersionMismatch, format!("{host} knows no disks that stay where they are"))
-        .with_hint("install the same version of transhumed on both hosts")
+fn not_said(host: &HostName, why: &str) -> Error {
+    let message = format!("{host} does not say which disks can stay where they are: {why}");
+    Error::new(ErrorCode::HostUnreachable, message).with_hint(
+        "ask again when it answers; a version of transhumed that knows no such disks takes --disk NODE=copied of each",
+    )
 }
 
 /// An export may be larger than the volume on it.

@@ -1,9 +1,11 @@
 //! The page cache that one host has of a disk which another host writes, too.
 //!
-//! A page that was read stays, whatever is written elsewhere. What this host writes goes through: its own pages are right. Somebody on the
-//! host looks at the disk now and then, as whoever looks for partitions does, and nobody is told.
+//! A page that was read stays, whatever is written elsewhere. What this host writes, through the cache or past it, takes its pages along,
+//! and those that are being read then are not kept: its own pages are right. Somebody on the host looks at the disk now and then, as
+//! whoever looks for partitions does, and nobody is told.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use block::{Buffer, Bytes, Device, Filter, IoFuture, Mutation};
@@ -14,7 +16,7 @@ const PAGE_BYTES: u64 = 4096;
 /// How much somebody reads who looks for partitions.
 const LOOK_BYTES: u64 = 256 << 10;
 
-/// The pages, and how often they were forgotten: what was being read then is not kept.
+/// The pages, and how often some were forgotten: what was being read then is not kept.
 #[derive(Default)]
 struct Pages {
     kept: BTreeMap<u64, Vec<u8>>,
@@ -29,7 +31,20 @@ impl HostCache {
     /// `lower` through the cache.
     pub(crate) fn over(&self, lower: Device) -> Device {
         let name = lower.name().to_owned();
-        Device::new(&name, Cached { pages: self.clone(), lower })
+        Device::new(&name, Cached { pages: self.clone(), reads_pages: true, lower })
+    }
+
+    /// `lower` past the cache.
+    pub(crate) fn past(&self, lower: Device) -> Device {
+        let name = lower.name().to_owned();
+        Device::new(&name, Cached { pages: self.clone(), reads_pages: false, lower })
+    }
+
+    /// Those pages are forgotten.
+    fn forget(&self, numbers: &Range<u64>) {
+        let mut pages = self.0.lock();
+        pages.kept.retain(|number, _| !numbers.contains(number));
+        pages.generation += 1;
     }
 
     /// All that was read is forgotten.
@@ -52,6 +67,8 @@ impl HostCache {
 
 struct Cached {
     pages: HostCache,
+    /// Whether a read is answered from the pages.
+    reads_pages: bool,
     lower: Device,
 }
 
@@ -61,6 +78,9 @@ impl Filter for Cached {
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        if !self.reads_pages {
+            return Box::pin(self.lower.read(offset, buffer));
+        }
         Box::pin(async move {
             let began = self.pages.0.lock().generation;
             let mut buffer = self.lower.read(offset, buffer).await?;
@@ -89,7 +109,7 @@ impl Filter for Cached {
         let written = extent.offset.0 / PAGE_BYTES..(extent.offset.0 + extent.length.0).div_ceil(PAGE_BYTES);
         Box::pin(async move {
             let outcome = self.lower.write(mutation).await;
-            self.pages.0.lock().kept.retain(|number, _| !written.contains(number));
+            self.pages.forget(&written);
             outcome
         })
     }

@@ -95,10 +95,15 @@ impl Pair {
 
     /// Waits until `a`'s only move under way is as `is` wants it.
     pub(crate) fn wait_for_move(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        wait_until(what, || {
+        let start = Instant::now();
+        loop {
             let job = self.a.json(&["jobs", "--all"])[0].clone();
-            is(&job).then_some(job)
-        })
+            if is(&job) {
+                return job;
+            }
+            assert!(start.elapsed() < HANG, "never: {what}, but {job}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

@@ -151,7 +151,10 @@ impl ProcessView {
             // Somebody else on this host sees the device, too.
             host.shared.world.spawn(peer.page_cache().clone().look(disk.open_at_once(peer.epoch())));
         }
-        let device = if spec.cache == CacheMode::Page { peer.page_cache().over(device) } else { device };
+        let device = match spec.cache {
+            CacheMode::Page => peer.page_cache().over(device),
+            _ => peer.page_cache().past(device),
+        };
         if open_options.read_only {
             let geometry = Geometry { read_only: true, ..device.geometry() };
             return Ok(Device::new(disk.name(), Bare { lower: device, geometry }));
@@ -340,6 +343,10 @@ impl Backends for ProcessView {
             }
             let side = side_of(request.spec.path());
             let host = self.host.with_place(request.spec.path());
+            if host.is_shared() {
+                let what = format!("{} is copied, and both hosts reach it where it is", host.name());
+                host.shared.world.violate(Invariant::OneWriter, what);
+            }
             let disk = &host.shared.sides[side];
             let mut disks = host.shared.daemon_harness.places.lock();
             let place = &mut disks[side];
