@@ -198,6 +198,7 @@ fn main() {
                 request_alignment: 512,
                 origin: "disk".to_owned(),
                 layers: None,
+                stays: false,
             };
             let senders = workers("sender", streams.into()).into_iter().map(|worker| worker as EnvRef).collect();
             let options = StreamOptions {

@@ -485,7 +485,8 @@ impl<'a> ScenarioRunner<'a> {
     /// The journal's disk has these faults for a while.
     fn trouble_store(&self, seat: &Seat, trouble: Faults) {
         let faults = self.scenario.journal_faults;
-        let (stores, world) = ([seat.journal.clone(), seat.host.group_disk()], self.world.clone());
+        let world = self.world.clone();
+        let stores: Vec<_> = std::iter::once(seat.journal.clone()).chain(seat.host.group_disks()).collect();
         stores.iter().for_each(|store| store.set_faults(trouble));
         let span = self.rng.up_to(Duration::from_millis(300));
         self.world.spawn(async move {

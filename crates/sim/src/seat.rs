@@ -158,13 +158,15 @@ impl Seat {
         }
         self.journal.set_faults(scenario.journal_faults);
         self.map.set_faults(scenario.map_faults);
-        self.host.group_disk().set_faults(scenario.journal_faults);
+        self.host.set_group_faults(scenario.journal_faults);
         self.sides[usize::from(!self.host.is_shared())]
             .set_space(scenario.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
     }
 
     pub(crate) fn end_faults(&self) {
-        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1], &self.host.group_disk()] {
+        self.host.set_group_faults(Faults::default());
+        let groups = self.host.group_disks();
+        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1]].into_iter().chain(&groups) {
             disk.set_faults(Faults::default());
             disk.set_space(None);
             disk.set_lost(false);

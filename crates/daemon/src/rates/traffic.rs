@@ -288,6 +288,7 @@ mod tests {
             request_alignment: 512,
             origin: "x".to_owned(),
             layers: None,
+            stays: false,
         }
     }
 

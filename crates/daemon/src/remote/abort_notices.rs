@@ -65,6 +65,7 @@ async fn asking(
         request_alignment: remote.request_alignment,
         origin: remote.job.to_string(),
         layers: remote.layers.clone(),
+        stays: remote.shared,
     };
     Remote::connect(Arc::clone(env), dialer, request, options).await
 }

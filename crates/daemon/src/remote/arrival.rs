@@ -69,6 +69,10 @@ impl Daemon {
         if let Some((place, grows, cache)) = self.shared_place_of(host, &request.volume) {
             return Ok(ArrivalPlace::Shared { place, grows, cache: cache.map(Box::new) });
         }
+        if request.stays {
+            // Its machine was forgotten since: a place of its own would be another disk.
+            return Err(fenced(format!("no VM comes here any more with {}", request.volume)));
+        }
         self.check_quota(request)?;
         self.place_for_incoming(&request.volume).map(ArrivalPlace::Made)
     }

@@ -437,6 +437,7 @@ impl RemoteVolumeDevice {
             origin: self.origin.clone(),
             // Its guest goes through the layers here.
             layers: self.place.layers.clone().filter(|_| role == Role::Copy),
+            stays: self.place.shared,
         }
     }
 

@@ -58,6 +58,7 @@ fuzz_target!(|bytes: &[u8]| {
             request_alignment: 512,
             origin: "disk".to_owned(),
             layers: None,
+            stays: false,
         };
         let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
         let message = encode(&opening).expect("it is short");

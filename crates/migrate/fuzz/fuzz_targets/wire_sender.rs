@@ -64,6 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
         request_alignment: 512,
         origin: "disk".to_owned(),
         layers: None,
+        stays: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {

@@ -163,7 +163,7 @@ impl DaemonHarness {
     /// The power of the host is gone.
     pub(super) fn lose_power(&self) {
         self.files.lose_power();
-        self.groups.disk.lose_power();
+        self.groups.lose_power();
     }
 
     /// The process has died.

@@ -125,6 +125,7 @@ impl Pair {
             request_alignment: 512,
             origin: "disk".to_owned(),
             layers: None,
+            stays: false,
         };
         let dialer = Arc::clone(self) as Arc<dyn Dialer>;
         Remote::connect(self.client.env(), dialer, request, options).await.expect("the receiver lets it in")

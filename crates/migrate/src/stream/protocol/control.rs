@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{CONTROL_BYTES_MAX, Malformed, SessionLayers};
+use super::{CONTROL_BYTES_MAX, Malformed, SessionLayers, feature};
 
 /// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,6 +42,10 @@ pub struct SessionRequest {
     /// What makes the bytes of a copy a volume, if they are not it by themselves. It follows the rest of an [`Opening`].
     #[serde(skip)]
     pub layers: Option<SessionLayers>,
+    /// Whether its bytes are where both ends reach them, and stay there. A receiver that would make a place for it refuses it then. It
+    /// follows the rest of an [`Opening`], too.
+    #[serde(skip)]
+    pub stays: bool,
 }
 
 mod bytes {
@@ -76,22 +80,29 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// The message as bytes.
+    /// The message as bytes, between two that have agreed on these features.
     ///
     /// # Errors
     /// It is longer than a control message may be.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, Malformed> {
-        match &self.request.layers {
+    pub fn to_bytes(&self, features: u64) -> Result<Vec<u8>, Malformed> {
+        let request = &self.request;
+        match &request.layers {
+            layers if features & feature::STAYS != 0 => encode(&(self, layers, request.stays)),
             Some(layers) => encode(&(self, layers)),
             None => encode(self),
         }
     }
 
-    /// The message that `bytes` are, all of them.
+    /// The message that `bytes` are, all of them, between two that have agreed on these features.
     ///
     /// # Errors
     /// They are none.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+    pub fn parse(bytes: &[u8], features: u64) -> Result<Self, Malformed> {
+        if features & feature::STAYS != 0 {
+            let (mut opening, layers, stays): (Self, Option<SessionLayers>, bool) = decode(bytes)?;
+            (opening.request.layers, opening.request.stays) = (layers, stays);
+            return Ok(opening);
+        }
         decode(bytes).or_else(|_| {
             let (mut opening, layers): (Self, SessionLayers) = decode(bytes)?;
             opening.request.layers = Some(layers);

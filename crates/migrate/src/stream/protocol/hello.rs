@@ -41,8 +41,11 @@ pub mod feature {
     pub const USAGE: u64 = 16;
     /// The receiver takes volumes with layers: [`SessionLayers`](crate::stream::protocol::SessionLayers) may follow an opening.
     pub const LAYERS: u64 = 32;
+    /// An opening says, whether there are layers or not, whether the volume's bytes stay where they are:
+    /// [`SessionRequest::stays`](crate::stream::SessionRequest).
+    pub const STAYS: u64 = 64;
     /// All that this implementation knows.
-    pub const KNOWN: u64 = LZ4 | ZSTD | DIGESTS | USAGE | LAYERS;
+    pub const KNOWN: u64 = LZ4 | ZSTD | DIGESTS | USAGE | LAYERS | STAYS;
 }
 
 /// What the sender offers.

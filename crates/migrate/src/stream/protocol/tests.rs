@@ -15,6 +15,7 @@ fn opening() -> Opening {
         request_alignment: 512,
         origin: "vm-disk".to_owned(),
         layers: None,
+        stays: false,
     };
     Opening { sender: [1; 16], session: 1, stream: 2, generation: 3, joins: true, request }
 }
@@ -90,11 +91,11 @@ fn the_senders_best_version_that_both_speak_is_chosen() {
 #[test]
 fn messages_survive_their_bytes_and_none_is_followed_by_anything() {
     let opening = opening();
-    let mut bytes = opening.to_bytes().expect("it is short");
-    assert_eq!(Opening::parse(&bytes), Ok(opening.clone()), "receivers that know no layers understand it");
-    assert_eq!(Opening::parse(&bytes), Ok(opening));
+    let mut bytes = opening.to_bytes(0).expect("it is short");
+    assert_eq!(decode(&bytes), Ok(opening.clone()), "receivers that know no layers understand it");
+    assert_eq!(Opening::parse(&bytes, 0), Ok(opening));
     bytes.push(0);
-    assert!(decode::<Opening>(&bytes).is_err() && Opening::parse(&bytes).is_err());
+    assert!(decode::<Opening>(&bytes).is_err() && Opening::parse(&bytes, 0).is_err());
     for ask in [Ask::Prepare { epoch: 4 }, Ask::Abandon, Ask::Status, Ask::MapDigest { chunk_bytes: 65536 }] {
         assert_eq!(decode(&encode(&ask).expect("it is short")), Ok(ask));
     }
@@ -103,9 +104,13 @@ fn messages_survive_their_bytes_and_none_is_followed_by_anything() {
     let layers = [overlay, throttle].map(|kind| SessionLayer { id: Uuid::from_u128(9), kind }).to_vec();
     let layers = Some(SessionLayers { base_bytes: 1 << 30, layers });
     let layered = Opening { request: SessionRequest { layers, ..opening_request() }, ..self::opening() };
-    let bytes = layered.to_bytes().expect("it is short");
-    assert_eq!(Opening::parse(&bytes), Ok(layered));
-    assert!((1..bytes.len()).all(|end| Opening::parse(&bytes[..end]) != Opening::parse(&bytes)));
+    let staying = Opening { request: SessionRequest { stays: true, ..opening_request() }, ..self::opening() };
+    for (opening, features) in [(&layered, 0), (&layered, feature::KNOWN), (&staying, feature::KNOWN)] {
+        let bytes = opening.to_bytes(features).expect("it is short");
+        assert_eq!(Opening::parse(&bytes, features).as_ref(), Ok(opening));
+        let parsed = |end: usize| Opening::parse(&bytes[..end], features);
+        assert!((1..bytes.len()).all(|end| parsed(end) != parsed(bytes.len())));
+    }
     let long = SessionRequest { volume: "x".repeat(70_000), ..opening_request() };
     assert!(encode(&long).is_err(), "a message beyond the limit was encoded");
 }

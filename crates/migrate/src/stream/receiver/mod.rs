@@ -373,7 +373,7 @@ async fn receive_opening(transport: &mut BoxTransport) -> Result<(Opening, u64)>
     if header.with_payload(&message).payload_check != header.payload_check {
         return Err(Error::new(ErrorKind::Corrupt, "the sender's first frame came damaged"));
     }
-    Ok((Opening::parse(&message).map_err(malformed)?, choice.features))
+    Ok((Opening::parse(&message, choice.features).map_err(malformed)?, choice.features))
 }
 
 async fn refuse(transport: &mut BoxTransport, error: &Error) -> std::io::Result<()> {

@@ -213,7 +213,7 @@ impl Shared {
             joins,
             request: carried(&self.request, choice.features)?,
         };
-        let welcome = env::timeout(&*self.env, open_max, open(&mut transport, &opening)).await;
+        let welcome = env::timeout(&*self.env, open_max, open(&mut transport, &opening, choice.features)).await;
         let welcome = welcome.ok_or_else(|| late("opening the volume at the other host", open_max))??;
         self.dialer.opened(place.stream, &self.request);
         Ok(Connected { transport, choice, welcome })
@@ -284,8 +284,8 @@ async fn greet(transport: &mut BoxTransport) -> Result<Choice> {
 }
 
 /// Says what the connection is for and hears whether it may be.
-async fn open(transport: &mut BoxTransport, opening: &Opening) -> Result<Welcome> {
-    let message = opening.to_bytes().map_err(malformed)?;
+async fn open(transport: &mut BoxTransport, opening: &Opening, features: u64) -> Result<Welcome> {
+    let message = opening.to_bytes(features).map_err(malformed)?;
     let mut frame = Header::request(Kind::Open, 0).with_payload(&message).to_bytes().to_vec();
     frame.extend_from_slice(&message);
     transport.write_all(&frame).await.map_err(lost)?;

@@ -331,6 +331,7 @@ impl Pair {
             request_alignment: 512,
             origin: "vm-disk".to_owned(),
             layers: None,
+            stays: false,
         }
     }
 

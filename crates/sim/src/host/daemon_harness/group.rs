@@ -11,22 +11,30 @@ use super::Host;
 use super::fake_arbiter::FakeArbiter;
 use super::peer_host::PeerHost;
 use super::watched::{alive, payload_in};
-use crate::disk::{Disk, Timing};
+use crate::disk::{Disk, Faults, Timing};
 use crate::host::setup::Role;
 use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
-/// The disk of the record, and what is known of it. A story has one group at most.
+/// The records, the newest group's last. One that could not be removed stays beside those of later groups.
 pub(super) struct GroupStore {
-    pub(super) disk: Disk,
+    world: World,
+    records: Mutex<Vec<Arc<Record>>>,
+    /// Of the disks of all records, also of those to come.
+    faults: Mutex<Faults>,
+}
+
+/// One record: its disk, and what is known of it.
+struct Record {
+    /// The name of its directory.
+    id: String,
+    disk: Disk,
     seen: Mutex<Seen>,
 }
 
 #[derive(Default)]
 struct Seen {
-    /// The path of the record's directory.
-    id: String,
     /// All targets are on record as holding their volumes.
     is_committed: bool,
     /// A store that says so was not answered, and none since.
@@ -35,8 +43,7 @@ struct Seen {
 
 impl GroupStore {
     pub(super) fn new(world: &World) -> Arc<Self> {
-        let disk = Disk::new(world, "group", Bytes::mib(1), 512, Timing::FLASH);
-        Arc::new(Self { disk, seen: Mutex::default() })
+        Arc::new(Self { world: world.clone(), records: Mutex::default(), faults: Mutex::new(Faults::default()) })
     }
 
     /// Whether the record of `path` is a group's.
@@ -44,36 +51,54 @@ impl GroupStore {
         path.ancestors().any(|above| above.file_name().is_some_and(|name| name == "groups"))
     }
 
+    /// Whether the newest group is committed.
     pub(super) fn is_committed(&self) -> bool {
-        self.seen.lock().is_committed
+        self.records.lock().last().is_some_and(|record| record.seen.lock().is_committed)
     }
 
+    /// Whether the newest group may be committed.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.seen.lock().is_in_doubt
+        self.records.lock().last().is_some_and(|record| record.seen.lock().is_in_doubt)
+    }
+
+    pub(super) fn lose_power(&self) {
+        self.records.lock().iter().for_each(|record| record.disk.lose_power());
+    }
+
+    /// The record of that name, with an empty disk if it was never opened.
+    fn record(&self, id: &str) -> Arc<Record> {
+        let mut records = self.records.lock();
+        if let Some(known) = records.iter().find(|record| record.id == id) {
+            return Arc::clone(known);
+        }
+        let disk = Disk::new(&self.world, "group", Bytes::mib(1), 512, Timing::FLASH);
+        disk.set_faults(*self.faults.lock());
+        let record = Arc::new(Record { id: id.to_owned(), disk, seen: Mutex::default() });
+        records.push(Arc::clone(&record));
+        record
     }
 }
 
 impl Host {
-    /// The disk of the record of moves that switch over together.
-    pub fn group_disk(&self) -> Disk {
-        self.shared.daemon_harness.groups.disk.clone()
+    /// The disks of the records of moves that switch over together.
+    pub fn group_disks(&self) -> Vec<Disk> {
+        self.shared.daemon_harness.groups.records.lock().iter().map(|record| record.disk.clone()).collect()
+    }
+
+    /// From now on those disks have these faults.
+    pub fn set_group_faults(&self, faults: Faults) {
+        *self.shared.daemon_harness.groups.faults.lock() = faults;
+        self.group_disks().iter().for_each(|disk| disk.set_faults(faults));
     }
 
     /// The record at `path` as this life of the daemon has it.
     pub(super) async fn open_group(&self, path: &Path, process: &Process) -> Device {
-        let store = &self.shared.daemon_harness.groups;
         let name = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
         let id = name.trim_start_matches('.').trim_end_matches(".new");
-        {
-            let mut seen = store.seen.lock();
-            if seen.id != id {
-                store.disk.blank();
-                *seen = Seen { id: id.to_owned(), ..Seen::default() };
-            }
-        }
-        let lower = self.open(&store.disk, Role::Journal, 0).await;
-        let watched =
-            WatchedGroup { lower, host: self.clone(), process: process.clone(), is_opened: Mutex::new(false) };
+        let record = self.shared.daemon_harness.groups.record(id);
+        let lower = self.open(&record.disk, Role::Journal, 0).await;
+        let (host, process, is_opened) = (self.clone(), process.clone(), Mutex::new(false));
+        let watched = WatchedGroup { lower, host, record, process, is_opened };
         Device::new("group", watched)
     }
 
@@ -111,6 +136,7 @@ impl Host {
 struct WatchedGroup {
     lower: Device,
     host: Host,
+    record: Arc<Record>,
     process: Process,
     /// What was found was stored once more: it has been looked at when it was stored first.
     is_opened: Mutex<bool>,
@@ -135,7 +161,7 @@ impl Filter for WatchedGroup {
             if is_commit && !is_found {
                 self.host.check_group(&record);
             }
-            let seen = &self.host.shared.daemon_harness.groups.seen;
+            let seen = &self.record.seen;
             seen.lock().is_in_doubt |= is_commit;
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };

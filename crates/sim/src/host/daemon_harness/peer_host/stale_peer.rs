@@ -34,6 +34,7 @@ impl Host {
             request_alignment: incoming.request_alignment,
             origin: incoming.origin,
             layers: None,
+            stays: false,
         };
         world.fault("wrong-epoch", format_args!("somebody asks the neighbour to hold the volume under epoch {epoch}"));
         let process = Process::bystander(world, "stranger", 1);
