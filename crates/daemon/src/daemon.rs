@@ -92,6 +92,8 @@ pub(crate) struct Daemon {
     pub(crate) aborted_jobs: AbortedJobs,
     /// Moves that switch over together, by their records.
     pub(crate) groups: parking_lot::Mutex<BTreeMap<Uuid, Arc<Group>>>,
+    /// Held by whoever reads a record of a group that is not among them.
+    pub(crate) group_recovery: tokio::sync::Mutex<()>,
     /// The connections to the monitors of QEMUs.
     pub(crate) monitors: Arc<Monitors>,
     /// What runs machines.
@@ -175,6 +177,7 @@ impl Daemon {
             notifiers: parking_lot::Mutex::default(),
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),
+            group_recovery: tokio::sync::Mutex::default(),
             machines: Machines::default(),
             surrogates: Arc::new(Surrogates::load(&pools)?),
             caches: Arc::new(Caches::load(&pools)?),

@@ -97,7 +97,7 @@ pub(crate) async fn finish(
 /// The source holds the volume: nothing of the move stays behind.
 async fn undo(
     daemon: &Arc<Daemon>,
-    volume: &Volume,
+    volume: &Arc<Volume>,
     job: &JobHandle,
     target: OpenBackend,
     (state, error): (JobState, Error),
@@ -153,7 +153,7 @@ pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Arc<Volum
 }
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
-pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) {
+pub(crate) async fn complete(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobHandle) {
     if let Some(remote_device) = volume.remote_device()
         && !remote_device.taken().await
     {
@@ -329,13 +329,12 @@ async fn note_report(volume: &Volume, report: Report) {
     }
 }
 
-/// Takes the job, which is over, off the journal.
-pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
+/// Takes the job, which is over, off the journal; later, if that cannot be stored now.
+pub(crate) async fn clear_job(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
     // All are folded, but one that was never used may be listed. What is not listed goes before the job does, for nobody
     // looks for it afterwards; what is, once no record can name it any more.
     let beside = overlays_beside(volume);
     let Some(id) = volume.document().job.as_ref().map(|job| job.id) else { return };
-    let group = record_of(&volume.document());
     let is_listed = volume.document().job.as_ref().is_some_and(|job| !job.overlays.is_empty());
     let sweep = async || {
         if let Some((source, target)) = &beside {
@@ -345,29 +344,41 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     if !is_listed {
         sweep().await;
     }
-    let given_up = parts_of_host(&volume.document());
-    let stored = volume.journal.update(|document| {
-        document.job = None;
-        document.drain_redirect();
-    });
-    match stored.await {
-        Ok(()) => {
-            if is_listed {
-                sweep().await;
-            }
-            group.into_iter().for_each(|group| daemon.leave_group(group, volume));
-            given_up.into_iter().for_each(|part| {
-                daemon.surrogates.give_back(part);
-                if !daemon.lent_parts.lock().contains(&part) {
-                    daemon.caches.give_back(part);
-                }
-            });
-        }
+    match strike(daemon, volume, id).await {
+        Ok(()) if is_listed => sweep().await,
+        Ok(()) => {}
         Err(error) => {
             tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
             strike_later(daemon, volume, id);
         }
     }
+}
+
+/// Takes job `id`, which is over, off the record, if it is still there, and lets go what only that has named.
+///
+/// # Errors
+/// That could not be stored.
+pub(super) async fn strike(daemon: &Daemon, volume: &Volume, id: u64) -> block::Result<()> {
+    let document = volume.document();
+    if document.job.as_ref().is_none_or(|job| job.id != id) {
+        return Ok(());
+    }
+    let (group, given_up) = (record_of(&document), parts_of_host(&document));
+    let stored = volume.journal.update(|document| {
+        document.job = document.job.take().filter(|job| job.id != id);
+        if document.job.is_none() {
+            document.drain_redirect();
+        }
+    });
+    stored.await?;
+    group.into_iter().for_each(|group| daemon.leave_group(group, volume));
+    for part in given_up {
+        daemon.surrogates.give_back(part);
+        if !daemon.lent_parts.lock().contains(&part) {
+            daemon.caches.give_back(part);
+        }
+    }
+    Ok(())
 }
 
 /// The layers that a commit has put aside for good: the target has what their parts of surrogates and caches hold.
@@ -380,21 +391,13 @@ fn parts_of_host(document: &VolumeDocument) -> Vec<Uuid> {
 /// Takes job `id` off the record as soon as that can be stored, unless another one is there by then. A start that finds it ends
 /// it once more, or begins it again although its requester was told that it failed. Overlays are left to the next move's end:
 /// they lie where those of another move may lie by now.
-fn strike_later(daemon: &Daemon, volume: &Volume, id: u64) {
-    let (journal, env) = (Arc::clone(&volume.journal), Arc::clone(&daemon.env));
-    daemon.env.spawn(Box::pin(async move {
+fn strike_later(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: u64) {
+    let (env, daemon, volume) = (Arc::clone(&daemon.env), Arc::downgrade(daemon), Arc::downgrade(volume));
+    Arc::clone(&env).spawn(Box::pin(async move {
         loop {
             env.sleep(STRIKE_REST).await;
-            if journal.document().job.as_ref().is_none_or(|job| job.id != id) {
-                return;
-            }
-            let stored = journal.update(|document| {
-                document.job = document.job.take().filter(|job| job.id != id);
-                if document.job.is_none() {
-                    document.drain_redirect();
-                }
-            });
-            if stored.await.is_ok() {
+            let (Some(daemon), Some(volume)) = (daemon.upgrade(), volume.upgrade()) else { return };
+            if strike(&daemon, &volume, id).await.is_ok() {
                 return;
             }
         }
@@ -403,8 +406,8 @@ fn strike_later(daemon: &Daemon, volume: &Volume, id: u64) {
 
 /// Remembers the job, then takes it off the journal: a crash between the two finds it remembered.
 pub(crate) async fn end(
-    daemon: &Daemon,
-    volume: &Volume,
+    daemon: &Arc<Daemon>,
+    volume: &Arc<Volume>,
     job: &JobHandle,
     state: JobState,
     report: Option<Report>,

@@ -10,6 +10,7 @@ use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
 
+use super::finish::strike;
 use super::surrogate::refuse_standing_surrogate;
 use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
@@ -70,6 +71,12 @@ impl Daemon {
         }
     }
 
+    /// The end of the move before is on record before the next one is: nothing would end it afterwards.
+    async fn strike_last(&self, volume: &Volume) -> Result<()> {
+        let Some(id) = volume.document().job.as_ref().map(|job| job.id) else { return Ok(()) };
+        strike(self, volume, id).await.map_err(|error| of_backend(&error, "the volume's journal"))
+    }
+
     /// Looks at everything that can be wrong with a move, makes its target ready, and adds to `needs` what it takes.
     pub(super) async fn make_ready(
         self: &Arc<Self>,
@@ -79,6 +86,7 @@ impl Daemon {
     ) -> Result<Ready> {
         let slot = volume.require_up()?;
         refuse_second(volume)?;
+        self.strike_last(volume).await?;
         Box::pin(self.require_inside(volume)).await?;
         self.check_persistence(volume, &request)?;
         let options = to_options(&request)?;

@@ -18,6 +18,7 @@ use api::v1::{Error, ErrorCode, Monitor};
 use vm::QemuProcess;
 
 use super::Machine;
+use super::attempt::runs_in;
 use super::document::{MachineDocument, OutgoingMachine};
 use super::tending::NeverRan;
 use crate::daemon::Daemon;
@@ -189,11 +190,19 @@ impl Daemon {
 
 /// A guest that was not stopped for the switch is left as it is: whoever has stopped it since had a reason.
 async fn tell_to_go_on(hypervisor: &dyn Hypervisor, outgoing: &OutgoingMachine) -> Result<()> {
-    let was_stopped = match outgoing.stopped {
-        Some(false) => vm::machine::is_stopped_for_switch(&hypervisor.run_state().await?),
-        Some(true) | None => true,
-    };
-    hypervisor.go_on(outgoing.ran && was_stopped).await
+    if outgoing.stopped != Some(false) {
+        return hypervisor.go_on(outgoing.ran).await;
+    }
+    let before = hypervisor.run_state().await?;
+    hypervisor.go_on(outgoing.ran && vm::machine::is_stopped_for_switch(&before)).await?;
+    if !outgoing.ran || !runs_in(&before) {
+        return Ok(());
+    }
+    match hypervisor.run_state().await?.as_str() {
+        // QEMU has stopped it for the switch between that look and the end of its migration.
+        "paused" | "finish-migrate" | "postmigrate" => hypervisor.go_on(true).await,
+        _ => Ok(()),
+    }
 }
 
 fn stopped_still(machine: &Machine, error: &Error) -> Error {

@@ -215,39 +215,53 @@ impl Daemon {
     /// is of.
     pub(crate) async fn recover_groups(&self, volumes: &[Arc<Volume>]) -> Result<()> {
         for id in self.state.groups()? {
-            let documents = volumes.iter().map(|volume| volume.document());
-            let members: Vec<_> = documents.filter(|document| record_of(document) == Some(id)).collect();
-            let path = self.layout.group_journal(id);
-            match GroupJournal::open(&path, &self.backends, &*self.env).await {
-                // Of a machine only its own record says that it needs this one no more.
-                Ok(journal)
-                    if members.is_empty() && self.unreadable.read().is_empty() && !journal.record().has_machine() =>
-                {
-                    self.state.remove_group(id);
-                }
-                Ok(journal) => {
-                    let jobs = || members.iter().filter_map(|document| document.job.as_deref());
-                    let judged = self.judged(jobs().map(|job| &job.target));
-                    let ruling = judged.map(|(arbiter, remote)| GroupRuling::found(self, arbiter, remote, &members));
-                    // What a journal that cannot be read says nobody knows: it may name the record.
-                    let is_member = |name: &str| members.iter().any(|document| document.name == name);
-                    // A machine that was under way is waited for: whoever brings machines back ends its move.
-                    let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name) || is_machine(name);
-                    let has_machine = journal.record().has_machine();
-                    let mut group = Group::new(journal, ruling, is_under_way);
-                    if has_machine {
-                        let may_name_it = self.hosts.arbiter().is_some() && !self.unreadable.read().is_empty();
-                        let was_asked = jobs().any(JobDocument::is_for_the_arbiter) || may_name_it;
-                        group = group.found_with_machine(jobs().any(|job| job.committed.is_some()), was_asked);
-                    }
-                    self.groups.lock().insert(id, Arc::new(group));
-                }
-                Err(error) => {
-                    tracing::error!(group = %id, error = error.chain(), "the record of a group cannot be read")
-                }
-            }
+            self.recover_group(id, volumes).await;
         }
         Ok(())
+    }
+
+    /// The group with this record. One that could not be read at the start is read again: what stood in the way may have passed.
+    pub(crate) async fn group_with(&self, record: Uuid) -> Option<Arc<Group>> {
+        let _one_at_a_time = self.group_recovery.lock().await;
+        let known = self.groups.lock().get(&record).cloned();
+        if known.is_none() && self.state.groups().is_ok_and(|groups| groups.contains(&record)) {
+            self.recover_group(record, &self.volumes()).await;
+            return self.groups.lock().get(&record).cloned();
+        }
+        known
+    }
+
+    async fn recover_group(&self, id: Uuid, volumes: &[Arc<Volume>]) {
+        let documents = volumes.iter().map(|volume| volume.document());
+        let members: Vec<_> = documents.filter(|document| record_of(document) == Some(id)).collect();
+        let path = self.layout.group_journal(id);
+        let journal = match GroupJournal::open(&path, &self.backends, &*self.env).await {
+            Ok(journal) => journal,
+            Err(error) => {
+                tracing::error!(group = %id, error = error.chain(), "the record of a group cannot be read");
+                return;
+            }
+        };
+        let has_machine = journal.record().has_machine();
+        // Of a machine only its own record says that it needs this one no more.
+        if members.is_empty() && self.unreadable.read().is_empty() && !has_machine {
+            self.state.remove_group(id);
+            return;
+        }
+        let jobs = || members.iter().filter_map(|document| document.job.as_deref());
+        let judged = self.judged(jobs().map(|job| &job.target));
+        let ruling = judged.map(|(arbiter, remote)| GroupRuling::found(self, arbiter, remote, &members));
+        // What a journal that cannot be read says nobody knows: it may name the record.
+        let is_member = |name: &str| members.iter().any(|document| document.name == name);
+        // A machine that was under way is waited for: whoever brings machines back ends its move.
+        let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name) || is_machine(name);
+        let mut group = Group::new(journal, ruling, is_under_way);
+        if has_machine {
+            let may_name_it = self.hosts.arbiter().is_some() && !self.unreadable.read().is_empty();
+            let was_asked = jobs().any(JobDocument::is_for_the_arbiter) || may_name_it;
+            group = group.found_with_machine(jobs().any(|job| job.committed.is_some()), was_asked);
+        }
+        self.groups.lock().insert(id, Arc::new(group));
     }
 
     /// After a start, before anybody is let in: what the record of its group says of `volume` goes on its own journal.
@@ -256,7 +270,7 @@ impl Daemon {
     /// There is no such record, or the journal cannot be stored. Who holds the volume is not known.
     pub(crate) async fn settle_group(&self, volume: &Volume) -> Result<()> {
         let Some(record) = undecided_record_of(&volume.document()) else { return Ok(()) };
-        let Some(group) = self.groups.lock().get(&record).cloned() else {
+        let Some(group) = self.group_with(record).await else {
             let path = self.layout.group_journal(record);
             let message =
                 format!("whether {} was moved is on record in {}, which cannot be read", volume.name, path.display());

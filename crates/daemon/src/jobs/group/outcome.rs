@@ -105,13 +105,16 @@ impl Daemon {
                 None => return self.without_record(name, volumes),
             },
         };
-        let Some(member) = self.machine_in_group(record, name) else {
+        let Some(group) = self.group_with(record).await else {
             let path = self.layout.group_journal(record);
             let message = format!("whether {name} was moved is on record in {}, which cannot be read", path.display());
             return Err(Error::new(ErrorCode::JournalUnreadable, message)
                 .with_hint("put back a copy of that file and restart; nothing of the VM is ended or started before"));
         };
-        member.settle().await.map_err(|error| of_backend(&error, "the record of the VM's move"))
+        MachineMember::new(group, name)
+            .settle()
+            .await
+            .map_err(|error| of_backend(&error, "the record of the VM's move"))
     }
 
     /// The record of the group that the machine `name` is of: the one that its volumes name, or the only one.
