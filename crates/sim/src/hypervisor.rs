@@ -402,16 +402,28 @@ impl SimMachine {
         self.let_run(who, why).await;
     }
 
-    /// Gives a migration up. A guest that was stopped for it stays so.
-    fn cancel(&self, who: (usize, u32)) {
+    /// Gives a migration up. Gives whether QEMU lets the guest go on by itself: it has stopped one that ran, and was not done. A guest
+    /// that was sent stays stopped.
+    fn cancel(&self, who: (usize, u32)) -> bool {
         if self.enter(who, Stage::Running, |it| it.stage == Stage::Sending) {
-            return;
+            return false;
         }
+        let was_unsent = matches!(self.stage(who), Stage::Stopped | Stage::Completing);
         let is_stopped = |it: &Instance| !matches!(it.stage, Stage::Running | Stage::Waiting | Stage::Loaded(_));
         if self.enter(who, Stage::Running, is_stopped)
             && let Some(instance) = self.shared.state.lock().instances[who.0].as_mut()
         {
             instance.is_paused = true;
+            return was_unsent && instance.state_at_switch == Some("running");
+        }
+        false
+    }
+
+    /// What QEMU does with a guest that it has stopped for a migration which was given up before it was sent.
+    fn stop_no_longer(&self, (host, pid): (usize, u32)) {
+        let is_to_run = |it: &Instance| it.pid == pid && it.stage == Stage::Running && !it.is_paused;
+        if self.shared.state.lock().instances[host].as_ref().is_some_and(is_to_run) {
+            self.ports().iter().for_each(Port::go_on);
         }
     }
 
@@ -501,6 +513,7 @@ impl SimMachine {
             let memory = self.memory();
             self.note_switch(who);
             if !self.enter(who, Stage::Stopped, |it| is_mine(it) && it.stage == Stage::Sending) {
+                self.stop_no_longer(who);
                 return Err(std::io::Error::other("given up"));
             }
             let next = self.until(who, |stage| stage != Stage::Stopped).await;

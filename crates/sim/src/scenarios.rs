@@ -441,27 +441,7 @@ pub const SCENARIOS: &[NamedScenario] = &[
 
 /// Scenarios that the daemon does not pass yet, and why. No seed chooses one and `--covers` leaves them out; they are played by
 /// name. Whoever mends what one of them shows takes it out of this list.
-pub const UNMENDED: &[(&str, &str)] = &[
-    ("machine-sharing", "a guest reads old bytes of storage that both hosts reach: seed 351"),
-    ("machine-sharing-await", "a guest reads zeroes of storage that both hosts reach: seed 20784000055"),
-    ("machine-files", "a machine whose move cannot be recorded is started twice, or its move never ends"),
-    ("machine-restarted", "the source's QEMU is not ended that was started again since the daemon knows the machine"),
-    (
-        "machine-stopped",
-        "a guest runs after the move if it ran when that was asked for, whatever its operator has said since",
-    ),
-    ("machine-sent-resumed", "a guest that somebody lets go on before the commit, or long after it, runs twice"),
-    ("machine-monitor-held", "a guest stays stopped for good if somebody else had the monitor once"),
-    ("machine-layers-again", "a write is lost when a machine with snapshots moves again soon after an undone move"),
-    (
-        "machine-supervised",
-        "the source's QEMU is killed, and its supervisor starts it again on disks that both hosts reach",
-    ),
-    ("machine-qemu-killed", "a move never ends whose target's QEMU dies between what it has loaded and its first step"),
-    ("machine-namesake", "another VM of the machine's name is killed, or its sockets are taken away"),
-    ("machine-disk-alone", "a machine is ended after a restart because one of its disks is at another host"),
-    ("machine-leftover", "the other host awaits a machine for ever if a volume there has the name of a disk"),
-];
+pub const UNMENDED: &[(&str, &str)] = &[];
 
 /// The scenario of that name.
 #[must_use]

@@ -18,7 +18,6 @@ use api::v1::{Error, ErrorCode, Monitor};
 use vm::QemuProcess;
 
 use super::Machine;
-use super::attempt::runs_in;
 use super::document::{MachineDocument, OutgoingMachine};
 use super::tending::NeverRan;
 use crate::daemon::Daemon;
@@ -190,19 +189,12 @@ impl Daemon {
 
 /// A guest that was not stopped for the switch is left as it is: whoever has stopped it since had a reason.
 async fn tell_to_go_on(hypervisor: &dyn Hypervisor, outgoing: &OutgoingMachine) -> Result<()> {
-    if outgoing.stopped != Some(false) {
-        return hypervisor.go_on(outgoing.ran).await;
-    }
-    let before = hypervisor.run_state().await?;
-    hypervisor.go_on(outgoing.ran && vm::machine::is_stopped_for_switch(&before)).await?;
-    if !outgoing.ran || !runs_in(&before) {
-        return Ok(());
-    }
-    match hypervisor.run_state().await?.as_str() {
-        // QEMU has stopped it for the switch between that look and the end of its migration.
-        "paused" | "finish-migrate" | "postmigrate" => hypervisor.go_on(true).await,
-        _ => Ok(()),
-    }
+    let was_stopped = match outgoing.stopped {
+        // If QEMU stops it after this look, it lets it go on by itself when its migration is cancelled.
+        Some(false) => vm::machine::is_stopped_for_switch(&hypervisor.run_state().await?),
+        Some(true) | None => true,
+    };
+    hypervisor.go_on(outgoing.ran && was_stopped).await
 }
 
 fn stopped_still(machine: &Machine, error: &Error) -> Error {

@@ -401,8 +401,8 @@ impl Hypervisor for One {
                 // QEMU cannot be cancelled then: somebody ends it, and starts the guest on its disks.
                 self.machine.shared.world.fault("started-anew", format_args!("the guest is started as after a crash"));
             }
-            self.machine.cancel(self.who);
-            if runs && !self.machine.guest_runs(self.who) {
+            let goes_on = self.machine.cancel(self.who);
+            if (runs || goes_on) && !self.machine.guest_runs(self.who) {
                 self.machine.let_run(self.who, "it is told to go on").await;
             }
             Ok(())

@@ -137,8 +137,9 @@ impl Host {
 
 impl ProcessView {
     /// What the neighbour finds where the first host has the volume: the same disk, or one of its own that is called so. Nothing
-    /// there keeps anybody from writing, and nobody waits for what others have under way.
-    fn open_shared(
+    /// there keeps anybody from writing, and nobody waits for what the other host has under way. What a dead process of this host has
+    /// under way keeps the file's lock, once this host holds the volume.
+    async fn open_shared(
         &self,
         host: &Host,
         spec: &BackendSpec,
@@ -146,6 +147,9 @@ impl ProcessView {
     ) -> std::io::Result<Device> {
         let Some(peer) = &host.shared.daemon_harness.peer else { return Err(OsErrorKind::NotFound.into()) };
         let disk = &host.shared.sides[usize::from(!host.is_shared())];
+        if peer.holds() {
+            disk.let_go().await;
+        }
         let device = disk.open_at_once(peer.epoch());
         if open_options.read_only {
             // Somebody else on this host sees the device, too.
@@ -260,10 +264,8 @@ impl Backends for ProcessView {
                 return Ok(OpenBackend::over(spec.clone(), device));
             }
             if self.is_far && side_of(spec.path()) == 0 {
-                return Ok(OpenBackend::over(
-                    spec.clone(),
-                    self.open_shared(&host, spec, open_options).map_err(missing)?,
-                ));
+                let device = self.open_shared(&host, spec, open_options).await.map_err(missing)?;
+                return Ok(OpenBackend::over(spec.clone(), device));
             }
             let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
             let role = if side == host.holder() { Role::Source } else { Role::Target };

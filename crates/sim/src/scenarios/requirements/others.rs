@@ -4,33 +4,25 @@ use super::{Requirement, SWITCHED, requirement};
 use crate::fault_event::{FaultEvent, MachineEvent};
 use crate::occurrence::Occurrence::{self, Fault, Happens, Told};
 
-/// What others do to a machine is no mistake of the daemon's; what it must do about that is proved with its mends.
-const OTHERS: &str = "what it shows is the daemon's own so far: a mend has a mistake that takes it away";
 const MOVED: Occurrence = Told("machine moved");
 
-pub(super) const RESTARTED: Requirement =
-    requirement("machine-restarted", &[SWITCHED, MOVED, Fault("qemu-restarted")]).because(OTHERS);
+pub(super) const RESTARTED: Requirement = requirement("machine-restarted", &[SWITCHED, MOVED, Fault("qemu-restarted")]);
 pub(super) const STOPPED: Requirement = requirement(
     "machine-stopped",
     &[SWITCHED, MOVED, Fault("guest-stopped"), Fault("guest-resumed"), Told("stopped at the end")],
-)
-.because(OTHERS);
+);
 pub(super) const SENT_RESUMED: Requirement =
-    requirement("machine-sent-resumed", &[SWITCHED, MOVED, Fault("sent-resumed")]).because(OTHERS);
+    requirement("machine-sent-resumed", &[SWITCHED, MOVED, Fault("sent-resumed")]);
 pub(super) const MONITOR_HELD: Requirement =
-    requirement("machine-monitor-held", &[SWITCHED, MOVED, Fault("monitor-held"), Fault("crash")]).because(OTHERS);
+    requirement("machine-monitor-held", &[SWITCHED, MOVED, Fault("monitor-held"), Fault("crash")]);
 pub(super) const LAYERS_AGAIN: Requirement =
-    requirement("machine-layers-again", &[SWITCHED, MOVED, Told("snapshot"), Fault("neighbour-crash")]).because(OTHERS);
-pub(super) const SUPERVISED: Requirement =
-    requirement("machine-supervised", &[SWITCHED, MOVED, Told("handed over")]).because(OTHERS);
+    requirement("machine-layers-again", &[SWITCHED, MOVED, Told("snapshot"), Fault("neighbour-crash")]);
+pub(super) const SUPERVISED: Requirement = requirement("machine-supervised", &[SWITCHED, MOVED, Told("handed over")]);
 pub(super) const QEMU_KILLED: Requirement =
-    requirement("machine-qemu-killed", &[SWITCHED, MOVED, Fault("qemu-killed"), Told("started as after a crash")])
-        .because(OTHERS);
-pub(super) const NAMESAKE: Requirement =
-    requirement("machine-namesake", &[SWITCHED, MOVED, Fault("neighbour-crash")]).because(OTHERS);
+    requirement("machine-qemu-killed", &[SWITCHED, MOVED, Fault("qemu-killed"), Told("started as after a crash")]);
+pub(super) const NAMESAKE: Requirement = requirement("machine-namesake", &[SWITCHED, MOVED, Fault("neighbour-crash")]);
 pub(super) const DISK_ALONE: Requirement = requirement(
     "machine-disk-alone",
     &[Told("a disk moved alone"), Fault("crash"), Happens(FaultEvent::Machine(MachineEvent::Asked))],
-)
-.because(OTHERS);
-pub(super) const LEFTOVER: Requirement = requirement("machine-leftover", &[SWITCHED, MOVED]).because(OTHERS);
+);
+pub(super) const LEFTOVER: Requirement = requirement("machine-leftover", &[SWITCHED, MOVED]);
