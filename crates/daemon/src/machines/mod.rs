@@ -45,6 +45,7 @@
 //! | `parallel` | the parallel memory engine in a move |
 //! | `postcopy` | memory that follows the guest |
 //! | `release` | disks that have come are given back to their QEMU |
+//! | `stage` | where one host's record of a machine stands, and what it may become |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 //! | `straight` | that nothing lies between a guest and its disks |
@@ -81,6 +82,7 @@ mod postcopy;
 mod release;
 mod restart;
 mod shared;
+mod stage;
 mod straight;
 mod tending;
 #[cfg(test)]
@@ -110,6 +112,7 @@ use crate::workers::Worker;
 
 use forecast::{PlannedMove, Shown};
 use hooks::HookTurns;
+use stage::Stage;
 use tending::lost;
 
 pub(crate) use attempt::MachineMove;
@@ -311,6 +314,11 @@ impl Daemon {
         let mut document = machine.document.lock();
         let mut changed = document.clone();
         change(&mut changed);
+        let (before, after) = (Stage::of(&document), Stage::of(&changed));
+        if !before.may_become(after) {
+            let message = format!("{} is on record as {before:?}, which does not become {after:?}", machine.name);
+            return Err(Error::new(ErrorCode::Internal, message).with_hint("this is a defect of this program"));
+        }
         document::store(&self.layout, &changed)?;
         *document = changed;
         Ok(())

@@ -271,7 +271,7 @@ pub(super) enum Holdings {
 
 /// What a journal says of one disk of a machine that comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DiskHere {
+pub(super) enum DiskHere {
     /// It is held here, with this machine.
     Held,
     /// It is being filled, or waits for the commit.
@@ -284,14 +284,14 @@ enum DiskHere {
 
 /// What follows from its disks for a machine that comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Judged {
+pub(super) enum Judged {
     All,
     Some,
     Gone,
 }
 
 /// Nothing follows if some are held and others are not here. Before the machine `is_begun`, no disk is missed.
-fn judge(disks: &[DiskHere], is_begun: bool) -> Option<Judged> {
+pub(super) fn judge(disks: &[DiskHere], is_begun: bool) -> Option<Judged> {
     let is_held = disks.contains(&DiskHere::Held);
     let is_absent = disks.iter().any(|disk| matches!(disk, DiskHere::Missing | DiskHere::Foreign));
     match (is_held, is_absent) {

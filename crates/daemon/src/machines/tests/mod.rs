@@ -8,7 +8,8 @@ use api::v1::{ErrorCode, JobState};
 use block::{Bytes, Data, Mutation};
 use uuid::Uuid;
 
-use super::document::{IncomingMachine, MachineDisk, MachineDocument, OutgoingMachine};
+use super::document::{self, IncomingMachine, MachineDisk, MachineDocument, OutgoingMachine};
+use crate::daemon::Daemon;
 use crate::jobs::CommitRecord;
 use crate::remote::tests::harness::Pair;
 use fake_qemu::FakeQemu;
@@ -44,10 +45,16 @@ async fn with_machine() -> (Pair, FakeQemu) {
     (pair, qemu)
 }
 
+/// Stores what moves leave on record, however they have come there.
+fn put_on_record(daemon: &Daemon, change: impl FnOnce(&mut MachineDocument)) {
+    let mut document = daemon.machine(NAME).expect("known").document();
+    change(&mut document);
+    document::store(&daemon.layout, &document).expect("stored");
+}
+
 /// The daemon of the first host dies with this on record, and is started again.
 async fn restarted_with(pair: &mut Pair, change: impl FnOnce(&mut MachineDocument)) {
-    let daemon = pair.a.daemon();
-    daemon.update_machine(&daemon.machine(NAME).expect("known"), change).expect("stored");
+    put_on_record(&pair.a.daemon(), change);
     pair.a.kill();
     pair.between.mend();
     pair.a.start().await;
@@ -230,9 +237,7 @@ async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts(
     pair.b.core().add_machine_of(NAME, "/run/vm.qmp", vec![disk()]).await.expect("added");
     pair.between.mend();
     came_with_machine(&pair).await;
-    let known = pair.b.daemon().machine(NAME).expect("known");
-    let stored = pair.b.daemon().update_machine(&known, |document| document.incoming = Some(incoming("a")));
-    stored.expect("stored");
+    put_on_record(&pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
     qemu.set(|state| state.pid = None);
     pair.b.kill();
     pair.between.mend();
