@@ -316,10 +316,12 @@ impl SimMachine {
     async fn revive_source(&self) {
         loop {
             self.shared.world.sleep(PROMPT).await;
-            if self.authority() == Authority::There || !self.is_dead() {
+            let is_started = self.shared.state.lock().instances[0].as_ref().is_some_and(|it| it.stage != Stage::Dead);
+            if self.authority() == Authority::There || is_started {
                 return;
             }
-            if !self.is_moving() && self.authority() == Authority::Here {
+            // The other host's may live on for a while that has loaded what does not count.
+            if !self.is_moving() && self.is_dead() && self.authority() == Authority::Here {
                 return self.start_anew().await;
             }
         }
