@@ -538,6 +538,12 @@ impl Scenario {
         self
     }
 
+    /// Whether it is the other host's process that dies at chosen polls.
+    #[must_use]
+    pub const fn kills_peer(&self) -> bool {
+        self.setup.peer_dies_at_poll
+    }
+
     /// Says one more thing of it; see [`scenario_dsl`](crate::scenario_dsl).
     #[must_use]
     pub fn and(mut self, word: impl Clause) -> Self {
