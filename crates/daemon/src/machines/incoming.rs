@@ -429,7 +429,7 @@ impl Daemon {
         let own = hypervisor.facts().await?;
         if let Some(difference) = facts.differences(&own).into_iter().next() {
             // QEMU would find it out after the guest was stopped, or never.
-            let hint = "start the VM anew with the devices that it has now, or unplug what was plugged in";
+            let hint = "start the VM anew with the devices that it has now and processors that both hosts have, or unplug what was plugged in";
             return Err(Error::new(ErrorCode::VmRefused, difference.reason).with_hint(hint));
         }
         let options = MigrationOptions {

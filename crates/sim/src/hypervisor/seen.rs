@@ -1,6 +1,6 @@
 //! The machine's QEMUs as the daemons see them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,6 +231,7 @@ impl Hypervisor for One {
                     .to_vec(),
                 devices: BTreeSet::new(),
                 memory_backends: Vec::new(),
+                cpu_features: BTreeMap::new(),
                 cpu: CpuFacts::default(),
             })
         })

@@ -62,6 +62,10 @@ pub struct MachineFacts {
     /// What its memory is made of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_backends: Vec<MemoryBackend>,
+    /// What its first processor can do, by the registers of CPUID: a named model is what the host and this QEMU make of it. Empty
+    /// where QEMU does not say, as for other architectures than x86.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cpu_features: BTreeMap<String, u32>,
 }
 
 /// What a host offers to a machine.
@@ -161,6 +165,10 @@ impl MachineFacts {
             devices: devices(qmp).await?,
             cpu: CpuFacts::here(),
             memory_backends: MemoryBackend::read_all(qmp).await?,
+            cpu_features: match first {
+                Some(path) => cpu_features(qmp, path).await,
+                None => BTreeMap::new(),
+            },
         })
     }
 
@@ -180,11 +188,32 @@ impl MachineFacts {
         compare("bytes of memory:", &self.memory_bytes, &target.memory_bytes);
         compare("virtual processors:", &self.vcpus, &target.vcpus);
         compare("processors of type", &self.cpu_type, &target.cpu_type);
+        reasons.extend(self.lacking_features(target));
         let plugged = self.devices.difference(&target.devices);
         reasons.extend(plugged.map(|device| format!("the target's machine lacks the device {device}")));
         let unplugged = target.devices.difference(&self.devices);
         reasons.extend(unplugged.map(|device| format!("only the target's machine has the device {device}")));
         reasons.into_iter().map(|reason| Refusal { kind: RefusalKind::OtherMachine, reason }).collect()
+    }
+
+    /// What the guest's processors can do and those of the target's machine cannot. QEMU starts a named model without what the host
+    /// lacks, and says so only in its log. The guest would find out by an illegal instruction, after the commit.
+    fn lacking_features(&self, target: &Self) -> Option<String> {
+        if target.cpu_features.is_empty() {
+            return None;
+        }
+        let lacking = self.cpu_features.iter().filter_map(|(register, bits)| {
+            let missing = bits & !target.cpu_features.get(register).copied().unwrap_or_default();
+            let numbers = (0..u32::BITS).filter(|bit| missing >> bit & 1 == 1).map(|bit| bit.to_string());
+            (missing != 0).then(|| format!("CPUID {register} bits {}", numbers.collect::<Vec<_>>().join(", ")))
+        });
+        let lacking: Vec<_> = lacking.collect();
+        (!lacking.is_empty()).then(|| {
+            format!(
+                "the target's processors lack what the guest's have: {}; a -cpu model that both hosts have moves between them",
+                lacking.join("; ")
+            )
+        })
     }
 
     /// What stands against a move to a host; nothing if it may go. All reasons are found at once.
@@ -342,6 +371,22 @@ async fn devices(qmp: &Qmp) -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
+/// The features of the processor at `path` in QEMU's object tree, as `LEAF.SUBLEAF.REGISTER`; none if it does not say.
+async fn cpu_features(qmp: &Qmp, path: &str) -> BTreeMap<String, u32> {
+    let asked = json!({ "path": path, "property": "feature-words" });
+    qmp.execute("qom-get", asked).await.map_or_else(|_| BTreeMap::new(), |words| parse_features(&words))
+}
+
+fn parse_features(words: &Value) -> BTreeMap<String, u32> {
+    let word = |word: &Value| {
+        let leaf = word["cpuid-input-eax"].as_u64()?;
+        let subleaf = word["cpuid-input-ecx"].as_u64().map(|subleaf| format!(".{subleaf}")).unwrap_or_default();
+        let register = word["cpuid-register"].as_str()?;
+        Some((format!("{leaf:#x}{subleaf}.{register}"), u32::try_from(word["features"].as_u64()?).ok()?))
+    };
+    words.as_array().into_iter().flatten().filter_map(word).collect()
+}
+
 /// What cannot be read counts as empty: the refusals then say that something is missing.
 fn read_text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
@@ -404,6 +449,7 @@ mod tests {
             devices: BTreeSet::from(["vda (virtio-blk-pci)".to_owned()]),
             cpu: flags("sse avx"),
             memory_backends: Vec::new(),
+            cpu_features: BTreeMap::new(),
         }
     }
 
@@ -475,6 +521,24 @@ mod tests {
         let reasons: Vec<String> = machine().differences(&other).iter().map(ToString::to_string).collect();
         assert_eq!(reasons.len(), 3, "{reasons:?}");
         assert!(reasons[1].contains("lacks the device vda") && reasons[2].contains("only the target"), "{reasons:?}");
+    }
+
+    #[test]
+    fn processors_that_lack_what_the_guest_has_are_told_and_others_are_not() {
+        let word = |ecx: u64, ebx: u64| {
+            json!([
+                { "cpuid-input-eax": 1, "cpuid-register": "ECX", "features": ecx },
+                { "cpuid-input-eax": 7, "cpuid-input-ecx": 0, "cpuid-register": "EBX", "features": ebx },
+            ])
+        };
+        let with = |words: Value| MachineFacts { cpu_features: parse_features(&words), ..machine() };
+        let guest = with(word(1 << 19 | 1 << 20, 1 << 5));
+        assert_eq!(guest.differences(&guest), []);
+        assert_eq!(guest.differences(&with(word(0xffff_ffff, 0xff))), [], "what it has beyond is no loss");
+        assert_eq!(guest.differences(&machine()), [], "an earlier version does not say");
+        let found = guest.differences(&with(word(1 << 19, 0)));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].reason.contains("CPUID 0x1.ECX bits 20; CPUID 0x7.0.EBX bits 5"), "{}", found[0].reason);
     }
 
     #[test]

@@ -279,7 +279,13 @@ async fn a_device_that_came_or_went_since_the_start_is_told_before_the_move() {
     let same = Target::start(&setup).await;
     let here = MachineFacts::read(&setup.qmp).await.expect("QEMU answers");
     assert_eq!(here.differences(&MachineFacts::read(&same.qmp).await.expect("QEMU answers")), []);
+    assert!(!here.cpu_features.is_empty(), "QEMU does not say what its processors can do");
     drop(same);
+    let poorer = Target::start_with(&setup, &["-cpu", "qemu64,-sse3"]).await;
+    let there = MachineFacts::read(&poorer.qmp).await.expect("QEMU answers");
+    let found: Vec<String> = here.differences(&there).iter().map(ToString::to_string).collect();
+    assert!(found.len() == 1 && found[0].contains("CPUID 0x1.ECX bits 0"), "{found:?}");
+    drop(poorer);
     let late = json!({ "driver": "virtio-rng-pci", "id": "late", "bus": "port1" });
     setup.qmp.execute("device_add", late).await.expect("plugged");
     let target = Target::start_with(&setup, &["-device", "isa-serial,id=more"]).await;
