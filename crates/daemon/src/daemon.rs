@@ -85,6 +85,8 @@ pub(crate) struct Daemon {
     pub(crate) log_queue: Option<LogQueue>,
     /// Held while a volume comes or goes.
     pub(crate) membership: tokio::sync::Mutex<()>,
+    /// Held while it is decided whether the volumes of a move from another host are taken or forgotten.
+    pub(crate) arrivals_decided: tokio::sync::Mutex<()>,
     /// What other hosts are to be told of volumes that will not arrive there, or are used from here no more, once anybody has
     /// looked.
     pub(crate) notices: parking_lot::Mutex<Option<Vec<PendingNotice>>>,
@@ -165,6 +167,7 @@ impl Daemon {
             volumes: RwLock::default(),
             unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
+            arrivals_decided: tokio::sync::Mutex::default(),
             host_network: None,
             host_problem: None,
             log_queue: None,

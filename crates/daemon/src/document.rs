@@ -173,6 +173,10 @@ pub struct IncomingDocument {
     /// that earlier versions have taken have one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclusive: bool,
+    /// That host has asked for its move to be forgotten, and none of the volumes that come by the same move was held. So none of them
+    /// is taken any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub undone: bool,
     /// The machine that comes with it: its QEMU is the volume's guest here, from when it is held on, and is connected before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
@@ -229,6 +233,12 @@ pub enum AdoptionDirection {
 }
 
 impl IncomingDocument {
+    /// Whether this host holds it.
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        matches!(self.stage, IncomingStage::Held { .. })
+    }
+
     /// Whether the volume is held here for a guest of the host that it came from, and for nobody else.
     #[must_use]
     pub const fn is_for_its_origin(&self) -> bool {

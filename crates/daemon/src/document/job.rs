@@ -83,6 +83,10 @@ pub struct JobDocument {
     /// How many commits in doubt were taken back at the arbiter.
     #[serde(default)]
     pub withdrawals: u32,
+    /// The target was asked to forget the move, or is about to be. It may have forgotten, and never takes the volume then: *committed*
+    /// counts no more by the arbiter's ruling, but by the target's word alone. The move never goes on after this.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abandoning: bool,
     /// Why it is being undone, if not because somebody has cancelled it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<api::v1::Error>,

@@ -327,6 +327,7 @@ impl Daemon {
             layers,
             asked: false,
             withdrawals: 0,
+            abandoning: false,
             failure: None,
             prediction: None,
             committed: None,

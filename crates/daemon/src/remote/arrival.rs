@@ -202,6 +202,7 @@ impl Daemon {
                 target: None,
                 stage: IncomingStage::Filling,
                 exclusive: false,
+                undone: false,
                 machine: None,
                 layers: Vec::new(),
             }),

@@ -17,7 +17,7 @@ use block::{BlockDevice, ErrorKind, IoFuture};
 use env::{Env, EnvRef};
 use migrate::{JobJournal, Phase};
 
-use super::doubt::{Awaited, OtherHost, settle_ruling};
+use super::doubt::{Awaited, OtherHost, are_abandoning, settle_ruling};
 use super::remote_volume_device::RemoteVolumeDevice;
 use crate::arbiter::{Arbiter, Ruling};
 use crate::daemon::Daemon;
@@ -68,6 +68,20 @@ fn gone(host: &str) -> block::Error {
     block::Error::new(ErrorKind::Fenced, context)
 }
 
+/// A move of which the target has said that it never takes the volume.
+pub(super) fn taken_back(name: &str) -> Error {
+    Error::new(
+        ErrorCode::MoveFailed,
+        format!("the commit of {name} was in doubt, and was taken back without the arbiter"),
+    )
+    .with_hint("see that the arbiter answers both hosts, and move it again")
+}
+
+/// The ruling was asked for before it was on record that it does not count any more.
+fn overtaken(name: &str) -> block::Error {
+    block::Error::new(ErrorKind::TimedOut, format!("the move of {name} is being taken back: its target is asked"))
+}
+
 /// Asks the arbiter to decide that the moves `announced` count, whose ruling was `expected`. Gives *committed*, or the ruling that is to
 /// be followed instead: what was there was forgotten, and the target has not taken the volumes.
 ///
@@ -80,6 +94,9 @@ async fn ask_to_commit(
     expected: Ruling,
 ) -> block::Result<Ruling> {
     let unknown = |error: Error| block::Error::new(ErrorKind::TimedOut, error.to_string());
+    if are_abandoning(announced) {
+        return Err(overtaken(&remote.volume));
+    }
     match arbiter.decide(remote.job, expected, Ruling::Committed).await.map_err(unknown)? {
         Ruling::Committed => Ok(Ruling::Committed),
         Ruling::Unknown => match settle_ruling(arbiter, other, announced, expected).await.map_err(unknown)? {
@@ -193,6 +210,11 @@ impl GroupRuling {
         }
     }
 
+    /// The journals of the moves have it on record that they are taken back.
+    pub(crate) fn note_abandoning(&self) {
+        self.announced.lock().iter_mut().for_each(Awaited::note_abandoning);
+    }
+
     /// Settles what was asked, against the commit if that is possible still. Gives whether it counts.
     pub(crate) async fn settle(&self) -> block::Result<bool> {
         let before = *self.last.lock();
@@ -212,6 +234,20 @@ impl GroupRuling {
     /// Both hosts have on record what has become of all: the arbiter need not know any more.
     pub(crate) async fn forget(&self) {
         forget(&*self.arbiter, self.remote.job).await;
+    }
+}
+
+impl TwoPhases {
+    /// A move that was taken back ends: its target has forgotten it.
+    fn end_abandoned(&self) {
+        let document = self.journal.document();
+        if document.job.as_ref().is_none_or(|job| !job.abandoning) {
+            return;
+        }
+        match &self.job {
+            Some(job) => job.fail(taken_back(&document.name)),
+            None => self.journal.fail_job(taken_back(&document.name)),
+        }
     }
 }
 
@@ -240,7 +276,7 @@ impl JobJournal for TwoPhases {
                 let expected = Ruling::after(withdrawals(&self.journal.document()));
                 let about = (self.remote_device.place(), announced.as_slice());
                 match ask_to_commit(&**arbiter, &self.other, about, expected).await? {
-                    Ruling::Committed => return self.journal.commit().await,
+                    Ruling::Committed => return commit_by_ruling(&self.journal).await,
                     next => self.journal.update_job(|job| job.withdrawals = next.withdrawals()).await?,
                 }
             }
@@ -249,10 +285,18 @@ impl JobJournal for TwoPhases {
 
     fn revert(&self) -> IoFuture<'_, bool> {
         Box::pin(async {
-            let Some(arbiter) = &self.arbiter else { return self.record(Phase::Reverting).await.map(|()| true) };
+            let Some(arbiter) = &self.arbiter else {
+                self.record(Phase::Reverting).await?;
+                self.end_abandoned();
+                return Ok(true);
+            };
             let announced = Awaited::of(&self.journal.document()).into_iter().collect::<Vec<_>>();
             let error = match settle(&**arbiter, &self.other, &announced, &self.journal).await {
-                Ok(is_committed) => return Ok(!is_committed),
+                Ok(true) => return Ok(false),
+                Ok(false) => {
+                    self.end_abandoned();
+                    return Ok(true);
+                }
                 Err(error) => error,
             };
             // Asked again and again, and the guest's writes wait meanwhile.
@@ -263,7 +307,12 @@ impl JobJournal for TwoPhases {
 
     fn may_commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
-            self.remote_device.prepare(self.journal.document().epoch + 1).await?;
+            let document = self.journal.document();
+            if document.job.as_ref().is_some_and(|job| job.abandoning) {
+                // An arbiter that has ruled for the commit before has the target take whatever is prepared under this identity.
+                return Err(gone(&self.remote_device.place().host));
+            }
+            self.remote_device.prepare(document.epoch + 1).await?;
             match &self.arbiter {
                 Some(arbiter) => {
                     let new = Ruling::after(withdrawals(&self.journal.document()));
@@ -304,7 +353,9 @@ async fn settle(
     let before = withdrawals(&document);
     let ruling = settle_ruling(arbiter, other, announced, Ruling::after(before)).await?;
     let stored = match ruling {
-        Ruling::Committed => journal.update(VolumeDocument::commit).await,
+        // By the target's word.
+        Ruling::Committed if are_abandoning(announced) => journal.update(VolumeDocument::commit).await,
+        Ruling::Committed => commit_by_ruling(journal).await,
         Ruling::Unknown | Ruling::Open | Ruling::Abandoned => withdraw(journal, before).await,
         Ruling::Withdrawn(withdrawals) => withdraw(journal, withdrawals).await,
     };
@@ -325,13 +376,48 @@ async fn forget(arbiter: &dyn Arbiter, job: uuid::Uuid) {
     }
 }
 
-/// Has it on record that the commit does not count, and how many of them were taken back by now.
+/// Has it on record that the commit does not count, and how many of them were taken back by now. A move that the target has forgotten
+/// ends.
 pub(super) async fn withdraw(journal: &VolumeJournal, withdrawals: u32) -> block::Result<()> {
+    let document = journal.document();
+    if document.job.as_ref().is_some_and(|job| job.abandoning) {
+        journal.fail_job(taken_back(&document.name));
+    }
+    let failure = journal.failure();
     let withdrawn = |job: &mut JobDocument| {
-        job.record.phase = Phase::Reverting;
+        job.record.phase = if job.abandoning { Phase::Cancelling } else { Phase::Reverting };
+        job.failure = failure.filter(|_| job.abandoning);
         (job.asked, job.withdrawals) = (false, withdrawals);
     };
     journal.update_job(withdrawn).await
+}
+
+/// Has it on record that the target holds the volume, by the arbiter's ruling.
+///
+/// # Errors
+/// The move was taken back meanwhile: the ruling does not count any more.
+async fn commit_by_ruling(journal: &VolumeJournal) -> block::Result<()> {
+    let mut is_overtaken = false;
+    let stored = journal.update(|document| {
+        is_overtaken = document.job.as_ref().is_some_and(|job| job.abandoning);
+        if !is_overtaken {
+            document.commit();
+        }
+    });
+    stored.await?;
+    if is_overtaken { Err(overtaken(&journal.document().name)) } else { Ok(()) }
+}
+
+/// Has it on record that the target is to forget the move, unless the commit is. Gives whether that is on record.
+pub(super) async fn begin_abandoning(journal: &VolumeJournal) -> block::Result<bool> {
+    let mut is_noted = false;
+    let noted = journal.update_job(|job| {
+        // One that has withdrawn already had it on record before.
+        is_noted = job.committed.is_none() && (job.asked || job.abandoning);
+        job.abandoning |= is_noted;
+    });
+    noted.await?;
+    Ok(is_noted)
 }
 
 pub(super) fn withdrawals(document: &VolumeDocument) -> u32 {

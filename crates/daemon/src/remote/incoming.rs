@@ -133,6 +133,9 @@ impl Daemon {
         let incoming = incoming_of(&volume, host, request)?;
         match incoming.stage {
             IncomingStage::Prepared { epoch: prepared } if prepared == epoch => Ok(()),
+            IncomingStage::Filling | IncomingStage::Prepared { .. } if incoming.undone => {
+                Err(fenced(format!("the move of {} was undone", volume.name)))
+            }
             IncomingStage::Filling | IncomingStage::Prepared { .. } if epoch > incoming.epoch => {
                 if let Some(target) = &incoming.target {
                     self.backends.check(target).map_err(|error| of_target(&error))?;
@@ -168,6 +171,8 @@ impl Daemon {
         let marked = volume.incoming.lock().as_ref().and_then(|incoming| incoming.open_backend.marked_layers());
         // Once the volume is held its VM may run, and its record says no more how the cache comes.
         let asked = self.shared_place_of(&incoming.host, &volume.name).and_then(|(_, _, cache)| cache);
+        let deciding = self.arrivals_decided.lock().await;
+        self.require_wanted(volume, incoming)?;
         let stored = volume.journal.update(|document| {
             document.epoch = epoch;
             document.layers_generation = document.layers_generation.max(marked.unwrap_or_default());
@@ -176,14 +181,60 @@ impl Daemon {
                 document.came_with.clone_from(&incoming.machine);
                 // Its guest comes through the other host. Whoever came to an export here would write beside that.
                 (incoming.stage, incoming.exclusive) = (IncomingStage::Held { epoch }, true);
+                incoming.undone = false;
             }
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        drop(deciding);
         let Some(arrived) = volume.incoming.lock().take() else { return Ok(()) };
         let served = self.serve_held(volume, arrived, asked).await;
         served.inspect_err(|error| volume.set_problem(error.clone()))?;
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
+        Ok(())
+    }
+
+    /// All volumes that come by the same move as `incoming`, which is one ruling of the arbiter.
+    fn come_together(&self, incoming: &IncomingDocument) -> Vec<Arc<Volume>> {
+        let mut volumes = self.volumes();
+        volumes.retain(|volume| {
+            let document = volume.document();
+            let found = document.incoming.as_ref();
+            found.is_some_and(|found| (&found.host, found.job) == (&incoming.host, incoming.job))
+        });
+        volumes
+    }
+
+    /// Refuses a volume that is about to be taken if its move was undone before any volume of that was held.
+    fn require_wanted(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+        let documents: Vec<_> = self.come_together(incoming).iter().map(|volume| volume.document()).collect();
+        let arrivals = || documents.iter().filter_map(|document| document.incoming.as_ref());
+        if arrivals().any(|other| other.undone) && !arrivals().any(IncomingDocument::is_held) {
+            return Err(fenced(format!("the move of {} was undone", volume.name)));
+        }
+        Ok(())
+    }
+
+    /// Has it on record that none of the volumes which come by the same move as `incoming` is taken any more. The first record that
+    /// says so decides on all of them.
+    ///
+    /// # Errors
+    /// One of them is held here.
+    pub(super) async fn undo_arrivals(&self, incoming: &IncomingDocument) -> Result<()> {
+        let _deciding = self.arrivals_decided.lock().await;
+        let volumes = self.come_together(incoming);
+        let is_held =
+            |volume: &&Arc<Volume>| volume.document().incoming.as_ref().is_some_and(IncomingDocument::is_held);
+        if let Some(held) = volumes.iter().find(is_held) {
+            self.note_held_beside(&incoming.host, &held.name);
+            return Err(fenced(format!("this host holds {} under epoch {}", held.name, held.document().epoch)));
+        }
+        for volume in volumes {
+            let stored = volume.journal.update(|document| {
+                document.incoming.iter_mut().for_each(|incoming| incoming.undone = true);
+            });
+            stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        }
         Ok(())
     }
 
@@ -454,6 +505,7 @@ fn may_fill(name: &str, incoming: &IncomingDocument, request: &SessionRequest) -
         IncomingStage::Held { epoch } => {
             Err(fenced(format!("this host holds {name} under epoch {epoch}: it is filled no more")))
         }
+        _ if incoming.undone => Err(fenced(format!("the move of {name} was undone"))),
         _ if incoming.epoch != request.epoch => {
             Err(fenced(format!("{name} comes under epoch {}, not {}", incoming.epoch, request.epoch)))
         }

@@ -349,6 +349,15 @@ impl Daemon {
                 ..resolution
             },
         };
+        if incoming.undone {
+            let verdict = format!("{host} has undone the move: --give-back removes what is here");
+            let resolution = Resolution { in_doubt: false, verdict, risk: None, ..resolution };
+            return match decision {
+                None => Ok(resolution),
+                Some(Decision::Take) => refuse(resolution.verdict),
+                Some(Decision::GiveBack | Decision::Lost) => self.forget(volume, resolution).await,
+            };
+        }
         let is_given_up = matches!(there, Ok(VolumeStatus::Without));
         match (decision, there) {
             (None, _) => Ok(resolution),

@@ -2,19 +2,18 @@
 //! ends it who cannot wait for the arbiter.
 //!
 //! A target that does not hold the volume and forgets the move never takes it, whatever the arbiter has decided. So its word ends
-//! the doubt. Without it a person can, at a risk.
+//! the doubt. Before it is asked it is on record here that the move is taken back: from then on its word alone counts. Without it a
+//! person can end the doubt, at a risk.
 
 use std::sync::Arc;
 
-use api::v1::{Decision, Error, ErrorCode, Resolution, ResolveRequest};
+use api::v1::{Decision, Resolution, ResolveRequest};
 use block::ErrorKind;
-use migrate::stream::Ask;
 
-use super::commit::{withdraw, withdrawals};
-use super::doubt::{Awaited, OtherHost, Word};
+use super::commit::{begin_abandoning, taken_back, withdraw, withdrawals};
+use super::doubt::{Awaited, OtherHost, Word, are_abandoning};
 use super::outgoing::remote_of;
 use super::resolve::{begin, refuse, said};
-use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
@@ -42,10 +41,14 @@ impl Daemon {
             None => None,
         };
         let there = self.ask_volume_status(remote).await;
-        let word = OtherHost::new(self).word_on(&self.announced_with(&document)).await;
+        let announced = self.announced_with(&document);
+        let word = OtherHost::new(self).word_on(&announced).await;
         let host = &remote.host;
         let again = "this host asks again by itself";
         let verdict = match (&decided, &word) {
+            (_, word) if are_abandoning(&announced) && !matches!(word, Word::Holds) => {
+                format!("the move is taken back, once {host} says that it has forgotten it; {again}")
+            }
             (Some(Ok(Ruling::Committed)), _) => {
                 format!("{host} holds the volume, as the arbiter has it; this host notes that soon")
             }
@@ -97,27 +100,51 @@ impl Daemon {
                 let host = remote_of(&document).map_or("", |remote| &remote.host);
                 return refuse(format!("{host} holds {}", volume.name));
             }
-            Word::Waits => self.have_forgotten(&announced).await?,
+            Word::Waits => {
+                self.begin_abandoning(volume, &announced).await?;
+                if !OtherHost::new(self).has_forgotten(&announced).await? {
+                    return refuse(format!("the other host has taken {} meanwhile", volume.name));
+                }
+            }
             Word::Silent(error) if !at_risk => {
                 return Err(error.with_hint(
                     "when it answers this ends without a risk; if it never will, `transhume resolve --give-back --risk` has the volume \
                      used here",
                 ));
             }
-            Word::Silent(_) => self.abandon_at_risk(&announced).await?,
+            Word::Silent(_) => {
+                self.begin_abandoning(volume, &announced).await?;
+                self.abandon_at_risk(&announced).await?;
+            }
         }
         self.take_back_all(volume, &announced).await
     }
 
-    /// The target forgets these moves, durably, before anybody goes on here.
-    async fn have_forgotten(&self, announced: &[Awaited]) -> Result<()> {
-        for remote in announced.iter().map(Awaited::remote) {
-            match self.ask_host(remote, Ask::Abandon).await {
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::Fenced => {
-                    return refuse(format!("{} has taken {} meanwhile", remote.host, remote.volume));
-                }
-                Err(error) => return Err(of_wire(&error, &remote.host)),
+    /// Has it on record, in each journal, that the moves `announced` are taken back.
+    ///
+    /// # Errors
+    /// The commit is on record of one of them, or the record cannot be stored. The target is not to be asked.
+    async fn begin_abandoning(&self, volume: &Volume, announced: &[Awaited]) -> Result<()> {
+        let group = record_of(&volume.document()).and_then(|record| self.groups.lock().get(&record).cloned());
+        let note = self.note_abandoning(announced);
+        let noted = match group {
+            Some(group) => Box::pin(group.begin_abandoning(note)).await,
+            None => note.await,
+        };
+        match noted {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Fenced => refuse(format!("{}: {}", volume.name, error.chain())),
+            Err(error) => Err(of_backend(&error, "the volume's journal")),
+        }
+    }
+
+    async fn note_abandoning(&self, announced: &[Awaited]) -> block::Result<()> {
+        for other in self.volumes() {
+            let is_announced =
+                Awaited::of(&other.document()).is_some_and(|own| announced.iter().any(|one| one.is_of(&own)));
+            if is_announced && !begin_abandoning(&other.journal).await? {
+                let context = format!("the doubt about {} has ended meanwhile", other.name);
+                return Err(block::Error::new(ErrorKind::Fenced, context));
             }
         }
         Ok(())
@@ -145,11 +172,7 @@ impl Daemon {
         if let Some(group) = group {
             group.end_doubt().await.map_err(|error| of_backend(&error, "the record of the disks' commit"))?;
         }
-        let error = Error::new(
-            ErrorCode::MoveFailed,
-            format!("the commit of {} was in doubt, and was taken back without the arbiter", volume.name),
-        )
-        .with_hint("see that the arbiter answers both hosts, and move it again");
+        let error = taken_back(&volume.name);
         for other in self.volumes() {
             let document = other.document();
             let is_announced = Awaited::of(&document).is_some_and(|own| announced.iter().any(|one| one.is_of(&own)));

@@ -105,11 +105,8 @@ impl Records {
                 let _operation = volume.operation.lock().await;
                 match super::incoming::incoming_of(&volume, peer, request) {
                     Ok(incoming) => {
-                        let dropped = daemon.drop_incoming(&volume).await;
-                        if dropped.is_err() && matches!(incoming.stage, IncomingStage::Held { .. }) {
-                            daemon.note_held_beside(peer, &volume.name);
-                        }
-                        dropped.map(|()| Answer::Done)
+                        daemon.undo_arrivals(&incoming).await?;
+                        daemon.drop_incoming(&volume).await.map(|()| Answer::Done)
                     }
                     Err(_) => Ok(Answer::Done),
                 }

@@ -42,7 +42,7 @@ pub(super) fn begin(daemon: &Arc<Daemon>) {
 
 /// What is on record of a volume that is ready to be taken, and under which epoch.
 fn prepared(volume: &Volume) -> Option<(IncomingDocument, u64)> {
-    let incoming = volume.document().incoming.clone()?;
+    let incoming = volume.document().incoming.clone().filter(|incoming| !incoming.undone)?;
     match incoming.stage {
         IncomingStage::Prepared { epoch } => Some((incoming, epoch)),
         IncomingStage::Filling | IncomingStage::Held { .. } => None,

@@ -310,6 +310,21 @@ impl Group {
         }
     }
 
+    /// Has the journals of the members have it on record, by `note`, that the commit is taken back. Nobody asks for that commit or
+    /// settles it meanwhile, and afterwards only the target's word counts.
+    ///
+    /// # Errors
+    /// It counts, or `note` has failed.
+    pub(crate) async fn begin_abandoning(&self, note: impl Future<Output = block::Result<()>>) -> block::Result<()> {
+        let _journal = self.journal.lock().await;
+        if self.is_committed() {
+            return Err(Error::new(ErrorKind::Fenced, "the disks are committed"));
+        }
+        note.await?;
+        self.ruling.iter().for_each(GroupRuling::note_abandoning);
+        Ok(())
+    }
+
     /// Ends a doubt against the commit, whatever the arbiter may say of it: no target holds a volume, and none ever will by this
     /// commit.
     ///

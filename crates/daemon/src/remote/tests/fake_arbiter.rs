@@ -38,6 +38,17 @@ impl FakeArbiter {
         self.rulings.lock().insert(job, ruling);
     }
 
+    /// Whether a commit was decided.
+    pub(super) fn has_committed(&self) -> bool {
+        self.rulings.lock().values().any(|ruling| *ruling == Ruling::Committed)
+    }
+
+    /// It answers again, and knows what it has decided.
+    pub(super) fn is_back(&self) {
+        self.is_unheard.store(false, Ordering::Relaxed);
+        self.is_away.store(false, Ordering::Relaxed);
+    }
+
     /// It is restored from a state of before all moves.
     pub(super) fn restore(&self) {
         self.rulings.lock().clear();

@@ -288,6 +288,8 @@ pub(crate) struct Disks {
     pub(crate) locked: Mutex<BTreeSet<PathBuf>>,
     /// The threads on which files were made and removed.
     pub(crate) threads: Mutex<BTreeSet<String>>,
+    /// What happens when a target's file is removed.
+    pub(crate) on_discard: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 
 #[derive(Clone)]
@@ -371,6 +373,7 @@ impl Backends for Disks {
 
     fn discard<'a>(&'a self, target: &'a PreparedTarget, _: &'a dyn Env) -> BoxFuture<'a, Result<(), TargetError>> {
         self.note_thread();
+        self.on_discard.lock().iter().for_each(|happens| happens());
         if self.check(target).is_ok() {
             self.files.lock().remove(target.spec.path());
         }
@@ -538,6 +541,11 @@ impl Between {
     }
 
     fn connect(&self, own: usize) -> block::Result<BoxTransport> {
+        self.connect_for(own, false)
+    }
+
+    /// A connection about a volume, or about a machine.
+    fn connect_for(&self, own: usize, is_about_machine: bool) -> block::Result<BoxTransport> {
         let lost = || block::Error::new(block::ErrorKind::Disconnected, format!("{} is away", NAMES[1 - own]));
         let reception = self.receptions.lock()[1 - own].clone().ok_or_else(lost)?;
         if self.is_closed[1 - own].load(Ordering::Relaxed) {
@@ -552,7 +560,10 @@ impl Between {
         let peer = PeerName(NAMES[own].to_owned());
         tokio::spawn(async move {
             // How it ended, both daemons log.
-            let _ = reception.serve(Box::new(far), peer, Box::new(|_| ())).await;
+            let _ = match is_about_machine {
+                true => reception.serve_machine(Box::new(far), peer, Box::new(|_| ())).await,
+                false => reception.serve(Box::new(far), peer, Box::new(|_| ())).await,
+            };
         });
         Ok(Box::new(near))
     }
@@ -570,6 +581,12 @@ impl Hosts for PeerHosts {
             return Err(Error::new(ErrorCode::HostUnknown, format!("{host} is not trusted")));
         }
         Ok(Arc::new(Way { between: Arc::clone(&self.between), own: self.own }))
+    }
+
+    fn machine_connection<'a>(&'a self, host: &'a HostName, _: u16) -> BoxFuture<'a, Result<BoxTransport>> {
+        let lost = |error: block::Error| Error::new(ErrorCode::HostUnreachable, format!("{host}: {}", error.chain()));
+        let connected = self.between.connect_for(self.own, true).map_err(lost);
+        Box::pin(std::future::ready(connected))
     }
 
     fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
