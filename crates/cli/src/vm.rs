@@ -317,7 +317,7 @@ fn show_move(moved: &VmMove) -> String {
         JobState::Cancelled => format!("{} stays here: the move to {} was cancelled", moved.vm, moved.to),
         JobState::Failed if moved.error.as_ref().is_some_and(|error| error.code == ErrorCode::VmLost) => {
             format!(
-                "{} is at {} by its commit, and does not run there: the move failed after {elapsed}",
+                "{} is at {} by its commit, and is not known to run there: the move failed after {elapsed}",
                 moved.vm, moved.to
             )
         }

@@ -20,6 +20,8 @@ use crate::volume::Volume;
 const TELL_LIMIT: Duration = Duration::from_secs(10);
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
+/// For how long a host may know nothing of a machine that is there by the commit.
+const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
 /// How often the end of a move is stored again that could not be.
 const STORE_REST: Duration = Duration::from_millis(500);
 /// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
@@ -74,7 +76,7 @@ pub(super) async fn store_surely(daemon: &Daemon, machine: &Machine, change: imp
 /// Has the other host run what it holds, however long that takes to tell, unless a person has the machine forgotten.
 ///
 /// # Errors
-/// Its QEMU has ended before the guest ran: that is final.
+/// Its QEMU has ended before the guest ran, or that host knows nothing of it and goes on to say so: that is final.
 pub(super) async fn run_there(daemon: &Arc<Daemon>, machine: &Machine, host: &HostName, id: Uuid) -> Result<()> {
     let is_wanted = || daemon.is_known(machine);
     let failed = |error: &Error| {
@@ -88,7 +90,20 @@ pub(super) async fn run_there(daemon: &Arc<Daemon>, machine: &Machine, host: &Ho
     };
     let told = tell(daemon, host, Ask::Run { id }, (&is_wanted, &failed)).await;
     *machine.problem.lock() = None;
-    told
+    match told {
+        Err(error) if error.code == ErrorCode::NotFound => Err(unknown_there(&machine.name, host)),
+        told => told,
+    }
+}
+
+/// It was removed there, or what was on record of it is lost. Nobody here knows whether its guest runs.
+fn unknown_there(name: &str, host: &HostName) -> Error {
+    let message =
+        format!("{name} is at {host} by the commit, and {host} knows nothing of it: nobody here knows whether it runs");
+    Error::new(ErrorCode::VmLost, message).with_hint(format!(
+        "see `transhume vm ls` and its disks at {host}; if it was not removed there on purpose, start it on those disks as after a crash; \
+         `transhume vm rm {name}` frees the name here"
+    ))
 }
 
 /// Tells the other host that a machine does not come, until it has heard it. Before its QEMU was started nothing else there says
@@ -102,16 +117,21 @@ type Failing<'a> = (&'a (dyn Fn() -> bool + Send + Sync), &'a (dyn Fn(&Error) + 
 
 /// Over connections of its own: the answer to an earlier question may still come over the other one.
 async fn tell(daemon: &Arc<Daemon>, host: &HostName, ask: Ask, (is_wanted, failed): Failing<'_>) -> Result<()> {
-    let mut rest = REST_MIN;
+    let (mut rest, mut unknown_since) = (REST_MIN, None);
     while is_wanted() {
         let asked = daemon.ask_about_machine(host, ask.clone());
         // A link that is cut says nothing.
         match env::timeout(&*daemon.env, TELL_LIMIT, asked).await.unwrap_or_else(|| Err(no_answer(host))) {
             Ok(_) => return Ok(()),
-            // It has run there, or was given up by a person.
-            Err(error) if error.code == ErrorCode::NotFound => return Ok(()),
+            // What is not there need not be given up.
+            Err(error) if error.code == ErrorCode::NotFound && matches!(ask, Ask::Abandon { .. }) => return Ok(()),
             Err(error) if error.code == ErrorCode::VmLost => return Err(error),
             Err(error) => {
+                let is_unknown = error.code == ErrorCode::NotFound;
+                unknown_since = unknown_since.filter(|_| is_unknown).or_else(|| is_unknown.then(|| daemon.env.now()));
+                if unknown_since.is_some_and(|since| daemon.env.now().since(since) >= UNKNOWN_LIMIT) {
+                    return Err(error);
+                }
                 tracing::warn!(%host, %error, ?ask, "a host is told again what becomes of a VM");
                 failed(&error);
             }

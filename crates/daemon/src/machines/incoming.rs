@@ -506,7 +506,13 @@ impl Daemon {
         let is_of = |machine: &Arc<Machine>| {
             machine.arrived.lock().as_ref().is_some_and(|arrived| *arrived == (host.to_owned(), id))
         };
-        if self.machines.list().iter().any(is_of) {
+        // After a start of this daemon the record says it, as long as the machine is known here.
+        let has_come = |machine: &Arc<Machine>| {
+            let document = machine.document();
+            let is_following = document.following.is_some_and(|following| following.id == id && following.host == host);
+            is_following || document.last_word.is_some_and(|word| word.id == id && word.host == host)
+        };
+        if self.machines.list().iter().any(|machine| is_of(machine) || has_come(machine)) {
             return Ok(Answer::Done);
         }
         let lost_here =

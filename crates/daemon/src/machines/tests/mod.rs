@@ -8,7 +8,7 @@ use api::v1::{ErrorCode, JobState};
 use block::{Bytes, Data, Mutation};
 use uuid::Uuid;
 
-use super::document::{self, IncomingMachine, MachineDisk, MachineDocument, OutgoingMachine};
+use super::document::{self, IncomingMachine, LastWord, MachineDisk, MachineDocument, MemoryFate, OutgoingMachine};
 use crate::daemon::Daemon;
 use crate::jobs::CommitRecord;
 use crate::remote::tests::harness::Pair;
@@ -124,7 +124,7 @@ async fn the_record_of_the_group_outlives_the_disks_and_decides() {
         restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
         a_while().await;
         match is_committed {
-            // The other host is not reached: its guest may run there by now.
+            // The other host does not know it: nothing goes on here.
             true => assert_eq!((qemu.state().killed, qemu.state().gone_on), (vec![1], Vec::<bool>::new())),
             false => assert_eq!((qemu.state().killed, qemu.state().gone_on), (Vec::<u32>::new(), vec![true])),
         }
@@ -278,4 +278,35 @@ async fn a_volume_of_the_name_of_a_disk_is_not_the_disk() {
     pair.wait("it is given up", || pair.a.daemon().machine(NAME).is_err()).await;
     assert_eq!(qemu.state().killed, [1]);
     assert!(pair.a.daemon().volume("x").is_ok(), "the other volume stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_has_come_says_so_after_a_restart_too_and_one_that_has_not_does_not() {
+    let mut pair = Pair::start().await;
+    pair.b.hypervisors = std::sync::Arc::new(FakeQemu::stopped());
+    pair.b.kill();
+    pair.b.start().await;
+    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", Vec::new()).await.expect("added");
+    let id = Uuid::from_u128(8);
+    let error = pair.b.daemon().run_arrival("a", id).await.expect_err("nothing has come");
+    assert_eq!(error.code, ErrorCode::NotFound, "{error}");
+    let known = pair.b.daemon().machine(NAME).expect("known");
+    let word = LastWord { id, host: "a".to_owned(), memory: MemoryFate::Whole };
+    pair.b.daemon().update_machine(&known, |document| document.last_word = Some(word)).expect("stored");
+    pair.b.kill();
+    pair.b.start().await;
+    pair.b.daemon().run_arrival("a", id).await.expect("it has run");
+    pair.b.daemon().run_arrival("c", id).await.expect_err("it came from another host");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_knows_nothing_of_a_machine_does_not_count_as_one_that_runs_it() {
+    let (mut pair, qemu) = with_machine().await;
+    let commit = CommitRecord::Group(pair.a.daemon().record_group(NAME, true).await);
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    pair.wait("it is over", || document(&pair).outgoing.is_none()).await;
+    assert_eq!(qemu.state().killed, [1]);
+    let over = document(&pair).last_move.expect("there was one");
+    assert_eq!(over.state, JobState::Failed, "it counts as one that runs there");
+    assert_eq!(over.error.map(|error| error.code), Some(ErrorCode::VmLost));
 }
