@@ -85,6 +85,10 @@ pub(crate) struct MachineMove {
     /// All of the memory was sent.
     pub(super) is_sent: AtomicBool,
     is_committed: AtomicBool,
+    /// The commit was asked for: until it is settled the guest runs nowhere.
+    is_asked: AtomicBool,
+    /// Somebody has let the guest run here after the last look before the commit.
+    pub(super) ran_again: AtomicBool,
     /// Whether the memory's connection may close: in post-copy not before the commit.
     pub(super) may_close: watch::Sender<bool>,
 }
@@ -146,6 +150,8 @@ impl MachineMove {
             rates: MemoryRates::new(&daemon.env),
             is_sent: AtomicBool::new(false),
             is_committed: AtomicBool::new(false),
+            is_asked: AtomicBool::new(false),
+            ran_again: AtomicBool::new(false),
             may_close: watch::Sender::new(!request.postcopy),
         })
     }
@@ -312,7 +318,7 @@ impl MachineMove {
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
-        self.commit(member).await
+        self.commit(daemon, member).await
     }
 
     /// Has the source's QEMU begin, and the socket through which both are joined.
@@ -478,9 +484,14 @@ impl MachineMove {
         }
     }
 
-    /// The one store of all. Awaited to its end, whatever happens.
-    async fn commit(&self, member: &MachineMember) -> Result<Committed> {
-        let proof = member.commit().await.map_err(|error| {
+    /// The one store of all. Awaited to its end, whatever happens. The guest stands still meanwhile.
+    async fn commit(&self, daemon: &Daemon, member: &MachineMember) -> Result<Committed> {
+        self.is_asked.store(true, Ordering::Release);
+        let committed = match select(pin!(member.commit()), pin!(self.keep_still(daemon))).await {
+            Either::Left((committed, _)) => committed,
+            Either::Right((never, _)) => match never {},
+        };
+        let proof = committed.map_err(|error| {
             Error::new(ErrorCode::MoveFailed, format!("the commit was taken back: {}", error.chain()))
                 .with_hint("remove the cause and move it again")
         })?;

@@ -83,6 +83,7 @@ mod release;
 mod restart;
 mod shared;
 mod stage;
+mod still;
 mod straight;
 mod tending;
 #[cfg(test)]

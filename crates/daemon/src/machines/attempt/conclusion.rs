@@ -27,15 +27,24 @@ impl MachineMove {
     /// What became of the commit. Nobody runs while that is not known.
     pub(super) async fn settle(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Outcome {
         let since = daemon.env.now();
-        loop {
-            match member.settle().await {
-                Ok(outcome) => {
-                    self.is_committed.store(matches!(outcome, Outcome::Committed(_)), Ordering::Release);
-                    self.note_doubt(daemon, None);
-                    return outcome;
+        let settled = async {
+            loop {
+                match member.settle().await {
+                    Ok(outcome) => {
+                        self.is_committed.store(matches!(outcome, Outcome::Committed(_)), Ordering::Release);
+                        self.note_doubt(daemon, None);
+                        return outcome;
+                    }
+                    Err(doubt) => self.wait_in_doubt(daemon, since, &doubt).await,
                 }
-                Err(doubt) => self.wait_in_doubt(daemon, since, &doubt).await,
             }
+        };
+        if !self.is_asked.load(Ordering::Acquire) {
+            return settled.await;
+        }
+        match select(pin!(settled), pin!(self.keep_still(daemon))).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right((never, _)) => match never {},
         }
     }
 
@@ -81,6 +90,7 @@ impl MachineMove {
         self.state.lock().outcome = JobState::Finishing;
         machine.may_be_forgotten.store(true, Ordering::Release);
         self.may_close.send_replace(true);
+        let has_ended = self.end_if_it_ran(daemon, machine, proof).await;
         let running = async {
             let told = self.ask_within(daemon, FIRST_TELL_LIMIT, Ask::Run { id: self.id }).await;
             let told = match told {
@@ -93,7 +103,7 @@ impl MachineMove {
         };
         let ending = async {
             // Its memory is nobody's any more, whatever the other host says. libvirt ends its own.
-            if !self.request.postcopy && self.departure.arrival.domain.is_none() {
+            if !has_ended && self.is_ended_at_commit() {
                 daemon.end_machine(machine, Some(&*self.departure.hypervisor), proof.into()).await;
             }
         };

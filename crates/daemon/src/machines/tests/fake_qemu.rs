@@ -124,6 +124,10 @@ impl Hypervisor for FakeQemu {
     fn run_state(&self) -> BoxFuture<'_, Result<String>> {
         Box::pin(async { Ok(self.state().run_state) })
     }
+    fn stop(&self) -> BoxFuture<'_, Result<()>> {
+        self.set(|state| state.run_state = "paused".to_owned());
+        Box::pin(async { Ok(()) })
+    }
     fn memory_use<'a>(&'a self, _: &'a MachineFacts, _: bool) -> BoxFuture<'a, MemoryUse> {
         Box::pin(async { MemoryUse::default() })
     }

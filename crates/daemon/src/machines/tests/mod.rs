@@ -281,6 +281,20 @@ async fn a_volume_of_the_name_of_a_disk_is_not_the_disk() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_guest_that_somebody_lets_run_while_its_commit_is_asked_for_is_stopped() {
+    let qemu = FakeQemu::stopped();
+    for (run_state, ran, then) in [
+        ("postmigrate", false, "postmigrate"),
+        ("finish-migrate", false, "finish-migrate"),
+        ("running", true, "paused"),
+    ] {
+        qemu.set(|state| state.run_state = run_state.to_owned());
+        assert_eq!(super::still::stop_if_it_runs(&qemu).await.expect("it answers"), ran, "{run_state}");
+        assert_eq!(qemu.state().run_state, then);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_machine_that_has_come_says_so_after_a_restart_too_and_one_that_has_not_does_not() {
     let mut pair = Pair::start().await;
     pair.b.hypervisors = std::sync::Arc::new(FakeQemu::stopped());
