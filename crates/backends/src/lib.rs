@@ -36,7 +36,7 @@ pub use offload::FileOffload;
 pub use page_cache::drop_page_cache;
 pub use qemu_locks::QemuLocks;
 pub use reserve::reserve;
-pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
+pub use retire::{Retired, Retiring, SourceIdentity, bring_back, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{
     PreparedTarget, TargetError, TargetOrigin, TargetRequest, check_target, prepare_target, remove_unless_used,

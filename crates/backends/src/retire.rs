@@ -138,6 +138,16 @@ impl<'a> Retiring<'a> {
         }
     }
 
+    /// Whether it is a file that is where it was.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        self.real()
+            .and_then(|path| {
+                std::fs::symlink_metadata(&path).map_err(|error| TargetError::os(&path, "looking at", error))
+            })
+            .is_ok_and(|found| found.is_file())
+    }
+
     /// Whether `found` may be retired.
     fn is_meant(&self, found: &Metadata) -> bool {
         let holder = self.holder.and_then(|holder| std::fs::metadata(holder).ok());
@@ -187,6 +197,22 @@ pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, Targ
     }
     sync_directory_of(&real)?;
     Ok(Retired::File { from: real, to })
+}
+
+/// Gives a file that was retired its old name again, durably. Done if it has that name: it was not retired, or is back.
+///
+/// # Errors
+/// `OtherSource` when something else has that name by now, and what the operating system says.
+pub fn bring_back(source: &Retiring<'_>) -> Result<(), TargetError> {
+    let (real, moved) = source.names()?;
+    let is_retired = std::fs::symlink_metadata(&moved).is_ok_and(|found| found.is_file() && source.is_meant(&found));
+    if !is_retired {
+        return Ok(());
+    }
+    if std::fs::symlink_metadata(&real).is_ok() {
+        return Err(TargetError::OtherSource { path: real });
+    }
+    Retired::File { from: real, to: moved }.restore()
 }
 
 /// Whether a file that was retired is gone under its old name and under its new one: somebody has deleted it since.

@@ -196,6 +196,22 @@ pub trait Backends: OverlayBackends {
     /// What the place says.
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError>;
 
+    /// The same of a file that may be needed once more; nothing of a block device.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn put_away(&self, _source: &Retiring<'_>, _keep: &Path) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    /// See [`backends::bring_back`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn bring_back(&self, _source: &Retiring<'_>) -> Result<(), TargetError> {
+        Ok(())
+    }
+
     /// See [`Retiring::obstacle`].
     fn obstacle(&self, _source: &Retiring<'_>) -> Option<Obstacle> {
         None

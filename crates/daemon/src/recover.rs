@@ -286,6 +286,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         return if comes_with_machine { daemon.offer_arriving(volume).await } else { Ok(()) };
     }
     daemon.look_before_resuming(volume).await?;
+    daemon.refuse_beside(volume)?;
     if document.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty()) {
         // Its guest comes through the layers at the other host: here are their bytes.
         return daemon.reopen_incoming(volume).await;

@@ -6,8 +6,8 @@ use std::path::Path;
 use env::RealEnv;
 use rustix::thread::CapabilitySet;
 use transhume_backends::{
-    BackendSpec, FileBackend, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError, is_deleted,
-    retire_source,
+    BackendSpec, FileBackend, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError, bring_back,
+    is_deleted, retire_source,
 };
 
 use crate::support::{Attribute, Fuse, Loop, SmallFileSystem, directory, file_of, run, without};
@@ -36,6 +36,30 @@ fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
     retired.delete().expect("deleting twice does no harm");
     assert!(is_deleted(&Retiring::by_name(&link, 8)).expect("looked"));
     assert!(!directory.path().join("source.moved-8").exists());
+}
+
+#[test]
+fn a_retired_file_gets_its_name_back_unless_something_else_has_it() {
+    let directory = directory();
+    let (source, moved) = (directory.path().join("source"), directory.path().join("source.moved-7"));
+    std::fs::write(&source, b"disk").expect("written");
+    let identity = SourceIdentity::of(&std::fs::File::open(&source).expect("opened"), &source).expect("looked at");
+    let retiring = Retiring { identity: Some(&identity), ..Retiring::by_name(&source, 7) };
+    assert!(retiring.is_file());
+    bring_back(&retiring).expect("it was not retired");
+    retire_source(&retiring, directory.path()).expect("renamed");
+    assert!(!retiring.is_file());
+    bring_back(&retiring).expect("restored");
+    bring_back(&retiring).expect("again does no harm");
+    assert_eq!((std::fs::read(&source).expect("back"), moved.exists()), (b"disk".to_vec(), false));
+    retire_source(&retiring, directory.path()).expect("renamed");
+    std::fs::write(&source, b"other").expect("written");
+    let error = bring_back(&retiring).expect_err("its name is taken");
+    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    assert_eq!(
+        (std::fs::read(&source).expect("there"), std::fs::read(&moved).expect("kept")),
+        (b"other".to_vec(), b"disk".to_vec())
+    );
 }
 
 #[test]

@@ -1,15 +1,18 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::{Retiring, TargetError};
 use block::Bytes;
+use futures::future::{Either, select};
 use migrate::Phase;
 use uuid::Uuid;
 
+use super::put_away::put_away;
 use super::{JobHandle, convert, record_of};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -17,6 +20,7 @@ use crate::document::{Committed, JobDocument, LayerDocument, RedirectLayer, Volu
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::{of_backend, of_migration};
+use crate::remote::RemoteVolumeDevice;
 use crate::stack::{Stack, remove_layer_files, resume_drains};
 use crate::volume::Volume;
 
@@ -155,9 +159,9 @@ pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Arc<Volum
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
 pub(crate) async fn complete(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobHandle) {
     if let Some(remote_device) = volume.remote_device()
-        && !remote_device.taken().await
+        && !taken(daemon, volume, &remote_device).await
     {
-        // The source stays what it is until the other host has answered that it holds the volume.
+        // The source stays what it is, but for its name, until the other host has answered that it holds the volume.
         return;
     }
     let document = volume.document();
@@ -199,13 +203,24 @@ pub(crate) async fn complete(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &J
     end(daemon, volume, job, state, Some(report), problem).await;
 }
 
+/// Waits until the other host has taken the volume. The old image is out of the way meanwhile.
+async fn taken(daemon: &Daemon, volume: &Volume, remote_device: &RemoteVolumeDevice) -> bool {
+    let taken = pin!(remote_device.taken());
+    match select(taken, pin!(put_away(daemon, volume))).await {
+        Either::Left((taken, _)) => taken,
+        Either::Right(((), taken)) => taken.await,
+    }
+}
+
 /// What to say of a source that somebody has made longer while it was moved. No client could see, let alone use, what was
 /// added.
 fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Option<String> {
     let (size, before) = (Bytes(record.size?), Bytes(record.source_size?));
     let named = committed.source.local_path()?;
     let path = record.source_identity.as_ref().map_or(named, |identity| identity.path());
-    let now = daemon.backends.size(path).ok().filter(|now| *now > before)?;
+    let moved = format!("{}.moved-{}", path.display(), committed.epoch);
+    let now = daemon.backends.size(path).or_else(|_| daemon.backends.size(moved.as_ref()));
+    let now = now.ok().filter(|now| *now > before)?;
     let source = path.display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
 }

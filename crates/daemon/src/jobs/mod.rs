@@ -16,6 +16,7 @@ mod forecast;
 mod group;
 mod history;
 mod plan;
+mod put_away;
 mod rate_history;
 mod rest;
 mod run;

@@ -55,6 +55,7 @@ mod arriving_caches;
 mod attempt;
 mod authority;
 mod autostart;
+mod beside;
 mod budget;
 mod carrying;
 mod channel;

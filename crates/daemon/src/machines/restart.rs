@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a guest is told to go on whose memory is at both hosts in part.
 const LOST_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is asked again what became of a move.
-const REST: Duration = Duration::from_millis(500);
+pub(super) const REST: Duration = Duration::from_millis(500);
 
 /// Brings every machine back that is on record. The volumes are there already.
 pub(crate) fn recover(daemon: &Arc<Daemon>) -> Result<()> {
@@ -158,6 +158,7 @@ async fn finish(daemon: &Arc<Daemon>, machine: &Machine, outgoing: &OutgoingMach
         daemon.end_machine(machine, None, proof.into()).await;
     }
     let host = HostName::new(&outgoing.host)?;
+    daemon.wait_while_run_beside(machine, outgoing).await;
     let mut followed = run_there(daemon, machine, &host, outgoing.id).await;
     if outgoing.postcopy && followed.is_ok() {
         let target = PostcopyTarget { host: &host, id: outgoing.id };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use backends::{
     BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, Obstacle, OpenOptions,
-    PreparedTarget, Retired, Retiring, TargetError, TargetRequest, check_target, in_place, is_deleted, mark_layers_of,
-    prepare_target, remove_unless_used, retire_source,
+    PreparedTarget, Retired, Retiring, TargetError, TargetRequest, bring_back, check_target, in_place, is_deleted,
+    mark_layers_of, prepare_target, remove_unless_used, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, RealFiles};
@@ -137,6 +137,14 @@ impl Backends for RealBackends {
 
     fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
         in_place(|| retire_source(source, keep))
+    }
+
+    fn put_away(&self, source: &Retiring<'_>, keep: &Path) -> Result<(), TargetError> {
+        in_place(|| if source.is_file() { retire_source(source, keep).map(drop) } else { Ok(()) })
+    }
+
+    fn bring_back(&self, source: &Retiring<'_>) -> Result<(), TargetError> {
+        in_place(|| bring_back(source))
     }
 
     fn obstacle(&self, source: &Retiring<'_>) -> Option<Obstacle> {

@@ -12,7 +12,7 @@
 //!    │ ◀──────────────────────────────────────────── ready ─── prepared for e+1
 //!    │ the guest is held
 //!    ▼ one store: THE COMMIT POINT                                  │
-//!  given up, e+1, not taken                                         │
+//!  given up, e+1, not taken (its file is renamed)                   │
 //!    │ take e+1, by opening a forward; again and again ───────────▶ │ flushed, the copy's session closed
 //!    │                                                              ▼
 //!    │ ◀──────────────────────────────────────────── taken ─── held, epoch e+1, served

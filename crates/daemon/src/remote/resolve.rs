@@ -174,6 +174,7 @@ impl Daemon {
     /// This host holds the volume again, which it had given up.
     async fn give_back(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<()> {
         let open_options = volume.open_options(self.config.lock_wait());
+        self.bring_old_image_back(volume, committed)?;
         let source = self.open_source(volume, committed, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
         let redirect = Box::pin(reopen_redirect(&source.device, &committed.layers, &self.overlay_context())).await?;

@@ -28,6 +28,8 @@ pub(super) struct State {
     /// Killing it does nothing.
     pub(super) is_immortal: bool,
     pub(super) killed: Vec<u32>,
+    /// Somebody has started another one on its monitor.
+    pub(super) beside: Option<u32>,
     /// What it was told by each `go_on`.
     pub(super) gone_on: Vec<bool>,
 }
@@ -45,6 +47,7 @@ impl FakeQemu {
             is_held: false,
             is_immortal: false,
             killed: Vec::new(),
+            beside: None,
             gone_on: Vec::new(),
         })))
     }
@@ -91,7 +94,7 @@ impl Hypervisors for FakeQemu {
         not_here()
     }
     fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
-        Vec::new()
+        self.state().beside.into_iter().map(process).collect()
     }
     fn found(&self) -> Vec<FoundMachine> {
         Vec::new()

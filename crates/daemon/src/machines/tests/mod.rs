@@ -324,3 +324,17 @@ async fn a_host_that_knows_nothing_of_a_machine_does_not_count_as_one_that_runs_
     assert_eq!(over.state, JobState::Failed, "it counts as one that runs there");
     assert_eq!(over.error.map(|error| error.code), Some(ErrorCode::VmLost));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_was_started_here_again_after_its_commit_is_not_told_to_run_there() {
+    let (mut pair, qemu) = with_machine().await;
+    let commit = CommitRecord::Group(pair.a.daemon().record_group(NAME, true).await);
+    qemu.set(|state| state.beside = Some(2));
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(document(&pair).outgoing.is_some(), "its guest runs twice");
+    assert!(problem(&pair).is_some_and(|problem| problem.contains("another QEMU (process 2)")), "{:?}", problem(&pair));
+    assert_eq!(qemu.state().killed, [1], "another machine was ended");
+    qemu.set(|state| state.beside = None);
+    pair.wait("it is over", || document(&pair).outgoing.is_none()).await;
+}

@@ -312,6 +312,19 @@ impl Disks {
         self.file(Path::new(path)).expect("there is one").device
     }
 
+    /// The names of all files.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.files.lock().keys().cloned().collect()
+    }
+
+    /// Somebody gives a file another name.
+    pub(crate) fn rename(&self, from: &Path, to: &Path) {
+        let mut files = self.files.lock();
+        if let Some(file) = files.remove(from) {
+            files.insert(to.to_owned(), file);
+        }
+    }
+
     fn note_thread(&self) {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         self.threads.lock().insert(name);
@@ -391,6 +404,22 @@ impl Backends for Disks {
             files.insert(to.clone(), file);
         }
         Ok(Retired::File { from: source.to_owned(), to })
+    }
+
+    fn put_away(&self, source: &Retiring<'_>, keep: &Path) -> Result<(), TargetError> {
+        if self.locked.lock().contains(source.path) {
+            return Err(TargetError::InUse { path: source.path.to_owned(), holder: "a QEMU has it".to_owned() });
+        }
+        self.retire(source, keep).map(drop)
+    }
+
+    fn bring_back(&self, source: &Retiring<'_>) -> Result<(), TargetError> {
+        let moved = PathBuf::from(format!("{}.moved-{}", source.path.display(), source.epoch));
+        let mut files = self.files.lock();
+        if let Some(file) = files.remove(&moved) {
+            files.insert(source.path.to_owned(), file);
+        }
+        Ok(())
     }
 
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {

@@ -399,3 +399,25 @@ fn slow(to: &str) -> MoveRequest {
 fn planned() -> PlanRequest {
     PlanRequest { request: MoveRequest { to: "b:y".to_owned(), ..MoveRequest::default() } }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_old_image_is_out_of_the_way_from_the_commit_on_and_back_once_the_volume_is_given_back() {
+    let mut pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    let is_there = |pair: &Pair| pair.a.disks.file(Path::new("/disks/x")).is_ok();
+    pair.wait("it is out of the way", || !is_there(&pair)).await;
+    pair.between.close();
+    pair.a.kill();
+    // As a power failure right after the commit leaves it.
+    let source =
+        pair.a.disks.paths().into_iter().find(|path| path.display().to_string().contains("moved")).expect("kept");
+    pair.a.disks.rename(&source, Path::new("/disks/x"));
+    pair.a.start().await;
+    pair.wait("it is out of the way again", || !is_there(&pair)).await;
+    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
+    pair.a.core().resolve("x", back).await.expect("a person has said so");
+    assert!(is_there(&pair), "it has not got its name back");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(is_there(&pair), "the image of a volume that is held here was put away");
+    assert_eq!(Pair::contents(&pair.a, "x").await, vec![7; 1 << 20]);
+}

@@ -1,0 +1,79 @@
+//! The old image of a volume that this host has given up to another one, until that has answered that it holds the volume.
+//!
+//! From the commit on nobody may start a VM on the old image, not even after a power failure and before this daemon runs. So it gets
+//! the name of a retired source right after the commit, and not at the end of the job only. It is needed once more if a person gives the volume
+//! back to this host: then it gets its old name first. A block device keeps its name and its bytes until the end of the job.
+
+use std::time::Duration;
+
+use api::v1::Error;
+use backends::{Retiring, TargetError};
+
+use crate::daemon::Daemon;
+use crate::document::{Committed, JobDocument};
+use crate::location::{JobTarget, Location};
+use crate::problem::of_target;
+use crate::volume::Volume;
+
+/// How often an image is tried again that a program has.
+const REST: Duration = Duration::from_millis(50);
+
+/// The old image of a committed move to another host, if it is a file of this host that the move has left.
+pub(super) fn left_behind<'a>(
+    name: &'a str,
+    record: &'a JobDocument,
+    committed: &'a Committed,
+) -> Option<Retiring<'a>> {
+    let Location::Local(spec) = &committed.source else { return None };
+    let is_copied = matches!(record.target, JobTarget::Remote(_)) && !record.target.is_shared();
+    let identity = record.source_identity.as_deref();
+    is_copied.then(|| Retiring {
+        path: spec.path(),
+        identity,
+        holder: None,
+        epoch: committed.epoch,
+        volume: Some(name),
+    })
+}
+
+/// Puts the old image of `volume` out of the way. Tried again while a program has it: the QEMU that is being ended, for one.
+pub(super) async fn put_away(daemon: &Daemon, volume: &Volume) {
+    let mut is_told = false;
+    while let Some(error) = daemon.try_to_put_away(volume).err() {
+        if !matches!(error, TargetError::InUse { .. }) {
+            tracing::warn!(volume = volume.name, %error, "the old image of a volume that was given up keeps its name");
+            return;
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::info!(volume = volume.name, %error, "the old image of a volume that was given up is in use");
+        }
+        daemon.env.sleep(REST).await;
+    }
+}
+
+impl Daemon {
+    fn try_to_put_away(&self, volume: &Volume) -> Result<(), TargetError> {
+        let document = volume.document();
+        let Some(record) = document.job.as_deref() else { return Ok(()) };
+        let Some(committed) = record.committed.as_ref().filter(|committed| !committed.taken) else { return Ok(()) };
+        match left_behind(&volume.name, record, committed) {
+            Some(source) => self.backends.put_away(&source, &self.layout.retired()),
+            None => Ok(()),
+        }
+    }
+
+    /// The program that has the old image of a volume which this host has given up, in words.
+    pub(crate) fn user_of_old_image(&self, volume: &Volume) -> Option<String> {
+        match self.try_to_put_away(volume) {
+            Err(error @ TargetError::InUse { .. }) => Some(error.to_string()),
+            Ok(()) | Err(_) => None,
+        }
+    }
+
+    /// Gives the old image of a volume its name again: a person has given the volume back to this host.
+    pub(crate) fn bring_old_image_back(&self, volume: &Volume, committed: &Committed) -> Result<(), Error> {
+        let document = volume.document();
+        let source = document.job.as_deref().and_then(|record| left_behind(&volume.name, record, committed));
+        source.map_or(Ok(()), |source| self.backends.bring_back(&source)).map_err(|error| of_target(&error))
+    }
+}
