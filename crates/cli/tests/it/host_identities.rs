@@ -304,7 +304,7 @@ fn who_asks_under_an_epoch_that_is_none_is_refused_and_the_move_under_way_does_n
 fn refusal_of(mut stream: impl Read + Write, opening: &Opening) -> String {
     stream.write_all(&Hello::default().to_bytes()).expect("sent");
     stream.read_exact(&mut [0; CHOICE_BYTES]).expect("an answer");
-    let message = encode(opening).expect("it is short");
+    let message = opening.to_bytes(feature::KNOWN).expect("it is short");
     let header = Header::request(Kind::Open, 0).with_payload(&message);
     stream.write_all(&[&header.to_bytes()[..], &message].concat()).expect("sent");
     let mut bytes = [0; HEADER_BYTES];
