@@ -15,6 +15,8 @@ const RAMFS: i64 = 0x8584_58f6;
 const EXT4: i64 = 0xef53;
 /// `XFS_SUPER_MAGIC`.
 const XFS: i64 = 0x5846_5342;
+/// `FUSE_SUPER_MAGIC`.
+const FUSE: i64 = 0x6573_5546;
 /// `BTRFS_SUPER_MAGIC`.
 const BTRFS: i64 = 0x9123_683e;
 
@@ -22,6 +24,11 @@ const BTRFS: i64 = 0x9123_683e;
 pub(crate) fn is_in_memory(file: &File) -> io::Result<bool> {
     let kind = rustix::fs::fstatfs(file)?.f_type as i64;
     Ok(kind == TMPFS || kind == RAMFS)
+}
+
+/// Whether a FUSE server has the file.
+pub(crate) fn is_fuse(file: &File) -> io::Result<bool> {
+    Ok(rustix::fs::fstatfs(file)?.f_type as i64 == FUSE)
 }
 
 /// Whether the file system says how long a file is without waiting for anything: it has the lengths of open files in

@@ -128,6 +128,10 @@ impl ImageIdentity {
         Self { file, block_device, size: size.0 }
     }
 
+    pub(crate) const fn file(&self) -> &FileIdentity {
+        &self.file
+    }
+
     /// Of what is open as `file`.
     ///
     /// # Errors

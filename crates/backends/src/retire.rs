@@ -21,13 +21,14 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::file_system::is_fuse;
 use crate::rename::rename_to_free;
 use crate::target::{
     DeviceIdentity, FileIdentity, TargetError, block_size_of, device_names, directory_of, have_common, is_read_only,
     sync_directory_of,
 };
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
-use crate::{Obstacle, QemuLocks};
+use crate::{ImageIdentity, Obstacle, QemuLocks};
 
 /// A file is deleted in steps of so many bytes, or more where that would take too many.
 const SHRINK_BYTES: u64 = 32 << 20;
@@ -81,12 +82,27 @@ impl SourceIdentity {
         &self.path
     }
 
+    /// The same of a file that was `image` when its volume was put in its place. What a server says of an open file later may be of
+    /// another one, which has got its name since.
+    #[must_use]
+    pub fn as_served(mut self, image: Option<&ImageIdentity>) -> Self {
+        if let (None, Some(image)) = (&self.block_device, image) {
+            self.file = image.file().clone();
+        }
+        self
+    }
+
     fn is(&self, found: &Metadata) -> bool {
         match &self.block_device {
             Some(device) => found.file_type().is_block_device() && device.is_still(found),
             None => self.file.is_still(found),
         }
     }
+}
+
+/// Whether the file is one of a FUSE server.
+fn is_of_server(path: &Path) -> bool {
+    File::open(path).and_then(|file| is_fuse(&file)).unwrap_or(true)
 }
 
 fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {
@@ -146,6 +162,17 @@ impl<'a> Retiring<'a> {
                 std::fs::symlink_metadata(&path).map_err(|error| TargetError::os(&path, "looking at", error))
             })
             .is_ok_and(|found| found.is_file())
+    }
+
+    /// Whether it is sure that what was renamed is what was moved, so that it may be deleted. A FUSE server may give the numbers of one file
+    /// to the next one of its name; that file was made later, where it is said when.
+    #[must_use]
+    pub fn is_proved(&self, retired: &Retired) -> bool {
+        let Retired::File { to, .. } = retired else { return true };
+        let Some(identity) = self.identity else { return !is_of_server(to) };
+        let is_it = std::fs::symlink_metadata(to).is_ok_and(|found| identity.is(&found));
+        // What is gone cannot be another one.
+        !to.exists() || is_it && (identity.file.has_birth() || !is_of_server(to))
     }
 
     /// Whether `found` may be retired.

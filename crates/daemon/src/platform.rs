@@ -225,6 +225,11 @@ pub trait Backends: OverlayBackends {
 
     /// See [`Retired::delete`].
     ///
+    /// See [`Retiring::is_proved`].
+    fn is_proved(&self, _source: &Retiring<'_>, _retired: &Retired) -> bool {
+        true
+    }
+
     /// # Errors
     /// What the place says.
     fn delete(&self, retired: &Retired) -> Result<(), TargetError>;

@@ -61,6 +61,11 @@ impl FileIdentity {
         self.device == found.dev() && (self.boot.is_none() || self.boot == this_boot())
     }
 
+    /// Whether its file system says when it was made.
+    pub(crate) const fn has_birth(&self) -> bool {
+        self.born_ns.is_some()
+    }
+
     /// Whether `found` is that file.
     pub(crate) fn is_still(&self, found: &Metadata) -> bool {
         self.is(&Self::of(found))

@@ -6,7 +6,7 @@ use std::path::Path;
 use env::RealEnv;
 use rustix::thread::CapabilitySet;
 use transhume_backends::{
-    BackendSpec, FileBackend, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError, bring_back,
+    BackendSpec, FileBackend, ImageIdentity, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError, bring_back,
     is_deleted, retire_source,
 };
 
@@ -78,6 +78,40 @@ fn a_source_is_put_away_where_the_file_system_cannot_rename_without_overwriting(
     assert_eq!(std::fs::read(behind.join("source.moved-7")).expect("kept"), b"disk");
     retired.restore().expect("restored");
     assert_eq!(std::fs::read(&source).expect("back"), b"disk");
+}
+
+#[test]
+fn a_source_that_a_server_may_have_replaced_is_not_proved_to_be_what_was_moved() {
+    let directory = directory();
+    let behind = directory.path().join("behind");
+    std::fs::create_dir(&behind).expect("a directory");
+    let fuse = Fuse::of(&behind, &directory.path().join("shown"));
+    for (folder, is_proved) in [(&fuse.at, false), (&behind, true)] {
+        let source = folder.join("source");
+        std::fs::write(&source, b"disk").expect("written");
+        let held = std::fs::File::open(&source).expect("opened");
+        let image = ImageIdentity::of(&held).expect("looked");
+        let identity = SourceIdentity::of(&held, &source).expect("looked").as_served(Some(&image));
+        let retiring = Retiring { identity: Some(&identity), ..Retiring::by_name(&source, 7) };
+        let retired = retire_source(&retiring, directory.path()).expect("renamed");
+        assert_eq!(retiring.is_proved(&retired), is_proved, "{}", folder.display());
+        retired.delete().expect("deleted");
+        assert!(retiring.is_proved(&retired), "what is gone is nobody else's");
+        // Another one gets its name, and the server tells its numbers of the open file, too.
+        let source = folder.join("second");
+        std::fs::write(&source, b"disk").expect("written");
+        let held = std::fs::File::open(&source).expect("opened");
+        let image = ImageIdentity::of(&held).expect("looked");
+        std::fs::write(behind.join("other"), b"other").expect("written");
+        std::fs::rename(behind.join("other"), behind.join("second")).expect("replaced");
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let identity = SourceIdentity::of(&held, &source).expect("looked").as_served(Some(&image));
+        let retiring = Retiring { identity: Some(&identity), ..Retiring::by_name(&source, 7) };
+        let error = retire_source(&retiring, directory.path()).expect_err("it is another one");
+        assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+        assert_eq!(std::fs::read(&source).expect("untouched"), b"other");
+        std::fs::remove_file(&source).expect("removed");
+    }
 }
 
 #[test]

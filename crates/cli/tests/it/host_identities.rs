@@ -12,7 +12,7 @@ use crate::support::load::Load;
 use crate::support::pair::{Pair, wait_until};
 use crate::support::{World, same};
 use migrate::stream::protocol::{
-    CHOICE_BYTES, Choice, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Opening, Status, choose, encode, feature,
+    CHOICE_BYTES, Choice, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Opening, Status, choose, feature,
 };
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};

@@ -313,6 +313,14 @@ async fn retire(
             outcome => break outcome.map_err(|error| unfinished("could not be renamed", &error))?,
         }
     };
+    let unproved = delete && !daemon.backends.is_proved(&source, &retired);
+    if let (true, backends::Retired::File { to, .. }) = (unproved, &retired) {
+        let kept = to.display().to_string();
+        let note = format!(
+            "{kept} was not deleted: its file system does not prove that it is what was moved; look, and delete it yourself"
+        );
+        return Ok(Retirement { kept: Some(kept), note: Some(note) });
+    }
     if delete {
         daemon.backends.delete(&retired).map_err(|error| unfinished("could not be deleted", &error))?;
         remove_layer_files(&*daemon.backends, &committed.layers, path);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
-use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetOrigin, TargetRequest};
+use backends::{BackendSpec, CacheMode, PreparedTarget, SourceIdentity, TargetError, TargetOrigin, TargetRequest};
 use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
@@ -313,7 +313,7 @@ impl Daemon {
             source_size: size_limit
                 .and_then(|_| self.backends.size(volume.document().backend.local_path()?).ok())
                 .map(Bytes::get),
-            source_identity: volume.with_backend(|open_backend| open_backend.identity()).flatten().map(Box::new),
+            source_identity: served_source(volume).map(Box::new),
             begun_unix_ms: None,
             rested: None,
             paused: false,
@@ -369,6 +369,12 @@ async fn unlist(volume: &Volume, handle: &JobHandle) {
     }
     volume.set_job(None);
     handle.announce_end();
+/// What the volume was put in, wherever its name leads by now.
+fn served_source(volume: &Volume) -> Option<SourceIdentity> {
+    let identity = volume.with_backend(|open_backend| open_backend.identity()).flatten()?;
+    Some(identity.as_served(volume.document().image.as_deref()))
+}
+
 }
 
 /// A move with which nothing is wrong, and whose target is ready.

@@ -151,6 +151,10 @@ impl Backends for RealBackends {
         in_place(|| source.obstacle())
     }
 
+    fn is_proved(&self, source: &Retiring<'_>, retired: &Retired) -> bool {
+        in_place(|| source.is_proved(retired))
+    }
+
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
         in_place(|| is_deleted(source))
     }
