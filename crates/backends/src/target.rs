@@ -2,6 +2,7 @@
 //!
 //! Everything that would make a move fail later, or destroy data, is found here, before anything changes.
 
+mod alias;
 mod block_device;
 mod error;
 mod identity;
@@ -22,6 +23,7 @@ use crate::reserve::reserve;
 use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
 pub(crate) use crate::file_system::directory_of;
+pub use alias::{Alias, MarkedFile};
 pub(crate) use block_device::{block_size_of, device_names, have_common, is_read_only};
 pub use error::TargetError;
 pub(crate) use identity::{DeviceIdentity, FileIdentity};

@@ -39,6 +39,7 @@ use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::pools::PoolContext;
 use crate::problem::{Result, no_volume, of_backend};
 use crate::remote::{AbortedJobs, PendingNotice};
+use crate::separate::{Places, Use, User};
 use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
@@ -75,6 +76,8 @@ pub(crate) struct Daemon {
     pub(crate) started: Moment,
     pub(crate) socket_dir: PathBuf,
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// The places of what is being made.
+    pub(crate) places: Places,
     /// Volumes whose journal cannot be read, and why: nothing else is known of them.
     pub(crate) unreadable: RwLock<BTreeMap<String, Error>>,
     /// This host among others, if it speaks to any.
@@ -165,6 +168,7 @@ impl Daemon {
             started: env.now(),
             socket_dir: config.socket_dir.clone().unwrap_or(socket_dir),
             volumes: RwLock::default(),
+            places: Places::default(),
             unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
             arrivals_decided: tokio::sync::Mutex::default(),
@@ -366,7 +370,7 @@ impl Daemon {
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
-        self.require_separate(new.backend.path(), Some(&new.name)).await?;
+        let _place = self.take_place(new.backend.path(), User::Volume(new.name.clone()), Use::Kept).await?;
         self.require_descriptors()?;
         let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
         let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;

@@ -219,19 +219,17 @@ impl Daemon {
     pub(crate) async fn new_store(&self, store: &StoreRequest) -> Result<NewStore> {
         let size_bytes = store.size_bytes;
         if NbdUri::is_meant(&store.place) {
-            return Ok(NewStore { place: self.store_at(&store.place).await?.into(), size_bytes });
+            return Ok(NewStore::export(self.store_at(&store.place).await?.into(), size_bytes));
         }
         let Some(volume) = HostVolume::meant_by(&store.place) else {
-            let new = NewStore::local(store, "surrogate")?;
-            self.require_separate_store(&new.place).await?;
-            return Ok(new);
+            return self.local_store(store, "surrogate").await;
         };
         let uri = self.reach_host_store(&volume).await?;
         let export = self
             .store_at(&uri)
             .await
             .map_err(|error| Error { message: error.message.replace(&uri, &volume.to_string()), ..error })?;
-        Ok(NewStore { place: ForeignExport { host_volume: Some(volume), ..export }.into(), size_bytes })
+        Ok(NewStore::export(ForeignExport { host_volume: Some(volume), ..export }.into(), size_bytes))
     }
 
     /// The export that a store is to be, if it suits that.

@@ -8,6 +8,7 @@
 //!
 //! `Platform::real` is the machine. The simulator makes one of its own and runs the same code on it.
 
+mod aliases;
 mod image_looks;
 mod overlay_files;
 mod real_backends;
@@ -19,7 +20,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{
-    BackendSpec, ImageIdentity, ImageState, Obstacle, PreparedTarget, Retired, Retiring, TargetError, TargetRequest,
+    Alias, BackendSpec, ImageIdentity, ImageState, Obstacle, PreparedTarget, Retired, Retiring, TargetError,
+    TargetRequest,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
@@ -223,13 +225,13 @@ pub trait Backends: OverlayBackends {
     /// What the place says.
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError>;
 
-    /// See [`Retired::delete`].
-    ///
     /// See [`Retiring::is_proved`].
     fn is_proved(&self, _source: &Retiring<'_>, _retired: &Retired) -> bool {
         true
     }
 
+    /// See [`Retired::delete`].
+    ///
     /// # Errors
     /// What the place says.
     fn delete(&self, retired: &Retired) -> Result<(), TargetError>;
@@ -289,9 +291,24 @@ pub trait Backends: OverlayBackends {
         Ok(None)
     }
 
-    /// The first of `others` that has bytes in common with `path`, whatever both are called. None if that takes too long to find out.
-    fn sharing<'a>(&'a self, _path: &'a Path, _others: Vec<PathBuf>) -> BoxFuture<'a, Option<PathBuf>> {
+    /// The first of `others` that has bytes in common with `path`, whatever both are called. Of those that are locked only block devices
+    /// are looked at: two names of one file are told by its locks. One that does not answer in time is left out.
+    fn sharing<'a>(&'a self, _path: &'a Path, _others: Vec<(PathBuf, bool)>) -> BoxFuture<'a, Option<PathBuf>> {
         Box::pin(std::future::ready(None))
+    }
+
+    /// The first of `images` that the file at `path` is, or that nobody can tell it from, whatever both are called; see
+    /// [`backends::Alias`]. A file called by `mark` is beside it meanwhile. None too if there is no file with bytes.
+    ///
+    /// # Errors
+    /// What the place of `path` says.
+    fn alias_of<'a>(
+        &'a self,
+        _path: &'a Path,
+        _images: Vec<PathBuf>,
+        _mark: Uuid,
+    ) -> BoxFuture<'a, block::Result<Option<(PathBuf, Alias)>>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Has this host forget what it has read of the file or block device at `path`, which another host has written.

@@ -1,54 +1,224 @@
-//! Two names of one storage: what a volume of this host is in is nobody else's place, whatever that is called.
+//! Two names of one storage: what a volume or a store of this host is in is nobody else's place, whatever that is called.
+//!
+//! ```text
+//!   free ──looked at, one place after another──▶ taken ──its user is on record──▶ on record
+//!     ▲                                            │                                  │
+//!     └──────────────── undone ────────────────────┴──────── off the record ──────────┘
+//! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use api::v1::{Cache, CacheRequest, Error, ErrorCode};
+use api::v1::{Cache, CacheRequest, Error, ErrorCode, StoreRequest};
+use backends::{Alias, TargetError};
+use parking_lot::Mutex;
 
 use crate::daemon::Daemon;
-use crate::location::{JobTarget, Location};
+use crate::document::random_uuid;
+use crate::location::JobTarget;
 use crate::pools::NewStore;
-use crate::problem::Result;
+use crate::problem::{Result, invalid, of_backend, of_target};
+
+/// The places of what is being made, and on no record yet.
+#[derive(Default)]
+pub(crate) struct Places {
+    /// Held from the look at what there is until a place is taken: of two that come at once the second sees the first.
+    looking: tokio::sync::Mutex<()>,
+    taken: Arc<Mutex<Vec<Arc<Place>>>>,
+}
+
+/// A place that somebody uses.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    user: User,
+    /// Whether every other name of its file is told by a lock, or by the number of the file.
+    is_locked: bool,
+}
+
+/// Whose place it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    /// A volume is in it, or moves to it.
+    Volume(String),
+    /// It is a store of a pool of this kind.
+    Store(&'static str),
+}
+
+/// How a place is to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// What it holds stays.
+    Kept,
+    /// What it holds is written over.
+    Overwritten,
+}
+
+/// A place that is nobody else's for as long as a clone of this is kept.
+#[derive(Clone)]
+pub(crate) struct TakenPlace {
+    _claim: Arc<Claim>,
+}
+
+struct Claim {
+    place: Arc<Place>,
+    taken: Arc<Mutex<Vec<Arc<Place>>>>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.taken.lock().retain(|taken| !Arc::ptr_eq(taken, &self.place));
+    }
+}
+
+impl Places {
+    pub(crate) fn take(&self, path: &Path, user: User) -> TakenPlace {
+        let place = Arc::new(Place { path: path.to_owned(), user, is_locked: false });
+        self.taken.lock().push(Arc::clone(&place));
+        TakenPlace { _claim: Arc::new(Claim { place, taken: Arc::clone(&self.taken) }) }
+    }
+}
+
+impl User {
+    /// What it has to do with the place, and how it goes from there.
+    fn words(&self) -> (String, String) {
+        match self {
+            Self::Volume(name) => {
+                (format!("where the volume {name} is"), format!("`transhume volume detach {name}` first"))
+            }
+            Self::Store(kind) => (format!("a store of a {kind}"), format!("remove that {kind} first")),
+        }
+    }
+}
 
 impl Daemon {
     /// Makes a cache.
     ///
     /// # Errors
-    /// Its store has bytes of a volume, or as the API says.
+    /// Its store has bytes of a volume or of another store, or as the API says.
     pub(crate) async fn create_cache(&self, request: CacheRequest) -> Result<Cache> {
-        // What is no place for one is refused by the name of the cache.
-        if let Ok(store) = NewStore::local(&request.store, "cache") {
-            self.require_separate_store(&store.place).await?;
+        let CacheRequest { name, store, policy } = request;
+        if nbd::NbdUri::is_meant(&store.place) {
+            let message = format!("{} is an export, and a cache is on this host's own flash", store.place);
+            return Err(invalid(message, "write file:PATH,size=40GiB"));
         }
-        self.caches.create(request).await
+        let store = self.local_store(&store, "cache").await?;
+        self.caches.create(name, store, policy).await
     }
 
-    /// Refuses a store that has bytes in common with a volume of this host.
-    pub(crate) async fn require_separate_store(&self, place: &Location) -> Result<()> {
-        match place.local_path() {
-            Some(path) => self.require_separate(path, None).await,
-            None => Ok(()),
-        }
+    /// The store of a new pool of `kind` on a file or block device of this host, which is nobody else's from now on.
+    ///
+    /// # Errors
+    /// It is none, or it has bytes in common with a place of this host.
+    pub(crate) async fn local_store(&self, store: &StoreRequest, kind: &'static str) -> Result<NewStore> {
+        let spec = NewStore::parse(store, kind)?;
+        let place = self.take_place(spec.path(), User::Store(kind), Use::Overwritten).await?;
+        Ok(NewStore::local(spec, store.size_bytes, place))
     }
 
-    /// Refuses `path` if it has bytes in common with what another volume than `own` is in, or moves to: a loop device over its file, a
-    /// partition of its disk, another path to it.
-    pub(crate) async fn require_separate(&self, path: &Path, own: Option<&str>) -> Result<()> {
-        let mut known: Vec<(PathBuf, String)> = Vec::new();
-        for volume in self.volumes().into_iter().filter(|volume| Some(volume.name.as_str()) != own) {
+    /// Takes `path` for `user`: from now on until the end of what is given nobody else is let there.
+    ///
+    /// # Errors
+    /// It has bytes in common with the place of another one.
+    pub(crate) async fn take_place(&self, path: &Path, user: User, using: Use) -> Result<TakenPlace> {
+        let _looking = self.places.looking.lock().await;
+        Box::pin(self.require_separate(path, &user, using)).await?;
+        Ok(self.places.take(path, user))
+    }
+
+    /// Refuses `path` for `user` if it has bytes in common with what another one is in, or comes to: a loop device over its file, a
+    /// partition of its disk, another path to it. A file that is written over may not be the user's own image either.
+    ///
+    /// # Errors
+    /// As said.
+    pub(crate) async fn require_separate(&self, path: &Path, user: &User, using: Use) -> Result<()> {
+        let known = self.known_places();
+        // Two stores by one name are refused by that name.
+        let is_named =
+            |place: &Place| matches!((user, &place.user), (User::Store(_), User::Store(_)) if place.path == path);
+        let others: Vec<&Place> = known.iter().filter(|place| place.user != *user || is_store(user)).collect();
+        let others: Vec<&Place> = others.into_iter().filter(|place| !is_named(place)).collect();
+        let asked = others.iter().map(|place| (place.path.clone(), place.is_locked)).collect();
+        if let Some(found) = self.backends.sharing(path, asked).await {
+            let of = others.iter().find(|place| place.path == found);
+            return Err(of.map_or_else(|| unknown_place(path, &found), |of| in_common(path, of)));
+        }
+        if using == Use::Kept {
+            return Ok(());
+        }
+        let images = known.iter().filter(|place| !is_named(place)).map(|place| place.path.clone()).collect();
+        let alias = self.backends.alias_of(path, images, random_uuid(&*self.env)).await;
+        let Some((found, alias)) = alias.map_err(|error| of_backend(&error, "the target"))? else { return Ok(()) };
+        let Some(of) = known.iter().find(|place| place.path == found) else { return Err(unknown_place(path, &found)) };
+        Err(refuse_alias(path, of, user, alias))
+    }
+
+    /// The places of this host's volumes and stores, those included that are being made.
+    fn known_places(&self) -> Vec<Place> {
+        let mut known: Vec<Place> = Vec::new();
+        for volume in self.volumes() {
             let document = volume.document();
             let target = document.job.as_ref().and_then(|job| match &job.target {
                 JobTarget::Local(target) => Some(target.spec.path()),
                 JobTarget::Remote(_) | JobTarget::Foreign(_) => None,
             });
             let places = document.backend.local_path().into_iter().chain(target);
-            known.extend(places.map(|place| (place.to_owned(), volume.name.clone())));
+            let user = User::Volume(volume.name.clone());
+            known.extend(places.map(|path| Place { path: path.to_owned(), user: user.clone(), is_locked: true }));
         }
-        let places = known.iter().map(|(place, _)| place.clone()).collect();
-        let Some(found) = self.backends.sharing(path, places).await else { return Ok(()) };
-        let of = known.iter().find(|(place, _)| *place == found).map_or("", |(_, name)| name);
-        let message =
-            format!("{} has bytes in common with {}, where the volume {of} is", path.display(), found.display());
-        Err(Error::new(ErrorCode::InUse, message)
-            .with_hint(format!("name another place, or `transhume volume detach {of}` first")))
+        let stores = self.caches.stores().into_iter().chain(self.surrogates.stores());
+        known.extend(stores.map(|(path, kind)| Place { path, user: User::Store(kind), is_locked: false }));
+        known.extend(self.places.taken.lock().iter().map(|taken| Place::clone(taken)));
+        known
+    }
+}
+
+fn is_store(user: &User) -> bool {
+    matches!(user, User::Store(_))
+}
+
+fn unknown_place(path: &Path, found: &Path) -> Error {
+    Error::new(ErrorCode::InUse, format!("{} has bytes in common with {}", path.display(), found.display()))
+        .with_hint("name another place")
+}
+
+fn in_common(path: &Path, of: &Place) -> Error {
+    let (what, hint) = of.user.words();
+    let message = format!("{} has bytes in common with {}, {what}", path.display(), of.path.display());
+    Error::new(ErrorCode::InUse, message).with_hint(format!("name another place, or {hint}"))
+}
+
+/// Why a file that would be written over stays as it is.
+fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
+    let why = match alias {
+        Alias::Apart | Alias::Same if of.user == *user && !is_store(user) => {
+            return of_target(&TargetError::SameAsSource { path: path.to_owned(), source: of.path.clone() });
+        }
+        Alias::Apart | Alias::Same => return in_common(path, of),
+        Alias::Names => "one of them has several names, or is mounted by itself",
+        Alias::Unmarked => "no file can be made in its folder to find that out",
+        Alias::Silent => "that does not answer",
+    };
+    let (what, _) = of.user.words();
+    let message = format!("whether {} is {}, {what}, is not known: {why}", path.display(), of.path.display());
+    Error::new(ErrorCode::InUse, message).with_hint("name a file that does not exist yet")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_taken_until_the_last_who_keeps_it_lets_go() {
+        let places = Places::default();
+        let one = places.take(Path::new("/images/a"), User::Volume("a".to_owned()));
+        let again = places.take(Path::new("/images/a"), User::Volume("a".to_owned()));
+        let kept = one.clone();
+        drop(one);
+        assert_eq!(places.taken.lock().len(), 2, "it is kept");
+        drop(kept);
+        assert_eq!(places.taken.lock().len(), 1, "another one's was let go");
+        drop(again);
+        assert!(places.taken.lock().is_empty());
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use env::RealEnv;
 use rustix::thread::CapabilitySet;
 use transhume_backends::{
-    BackendSpec, FileBackend, ImageIdentity, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError, bring_back,
-    is_deleted, retire_source,
+    BackendSpec, FileBackend, ImageIdentity, OpenOptions, QemuLocks, Retired, Retiring, SourceIdentity, TargetError,
+    bring_back, is_deleted, retire_source,
 };
 
 use crate::support::{Attribute, Fuse, Loop, SmallFileSystem, directory, file_of, run, without};

@@ -7,11 +7,11 @@ use block::{Bytes, ErrorKind};
 use env::RealEnv;
 use rustix::thread::CapabilitySet;
 use transhume_backends::{
-    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retiring, TargetError, TargetOrigin,
-    TargetRequest, check_target, prepare_target, retire_source,
+    Alias, BackendSpec, FileBackend, MarkedFile, OpenOptions, PreparedTarget, QemuLocks, Retiring, TargetError,
+    TargetOrigin, TargetRequest, check_target, prepare_target, retire_source,
 };
 
-use crate::support::{Attribute, Loop, Mount, SmallFileSystem, directory, file_of, run, without};
+use crate::support::{Attribute, Fuse, Loop, Mount, SmallFileSystem, directory, file_of, run, without};
 
 async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
     let spec = BackendSpec::file(path);
@@ -70,6 +70,40 @@ async fn a_target_that_holds_something_is_overwritten_only_when_asked() {
     prepared.discard().expect("emptied");
     assert_eq!(std::fs::metadata(&target).expect("there").len(), 0);
     assert_eq!(prepare(&target, None, false).await.expect("empty files may be used").origin, TargetOrigin::WasEmpty);
+}
+
+#[test]
+fn a_file_is_recognised_by_a_server_that_gives_it_other_numbers() {
+    let directory = directory();
+    let (behind, side) = (directory.path().join("behind"), directory.path().join("side"));
+    std::fs::create_dir(&behind).expect("a directory");
+    std::fs::create_dir(&side).expect("a directory");
+    let fuse = Fuse::of(&behind, &directory.path().join("shown"));
+    for name in ["a", "b", "c"] {
+        std::fs::write(behind.join(name), name.repeat(8192)).expect("written");
+    }
+    let alias = |target: &Path, name: &str| {
+        let marked = MarkedFile::new(target, ".mark").expect("looked").expect("it has bytes");
+        marked.alias_of(&fuse.at.join(name), ".a.overlay-").expect("looked")
+    };
+    assert_eq!(alias(&behind.join("a"), "a"), Alias::Same);
+    assert_eq!(alias(&behind.join("b"), "a"), Alias::Apart);
+    let beside = behind.join(".a.overlay-1");
+    std::fs::write(&beside, b"layer").expect("written");
+    assert_eq!(alias(&beside, "a"), Alias::Same, "it belongs to the image");
+    // By a name in another folder, or mounted there.
+    let (linked, mounted) = (side.join("linked"), side.join("mounted"));
+    std::fs::hard_link(behind.join("b"), &linked).expect("linked");
+    assert_eq!((alias(&linked, "b"), alias(&linked, "a")), (Alias::Names, Alias::Apart));
+    std::fs::write(&mounted, b"").expect("written");
+    let names = [behind.join("c"), mounted.clone()].map(|path| path.to_str().expect("a plain name").to_owned());
+    run("mount", &["--bind", &names[0], &names[1]]);
+    let found = (alias(&mounted, "c"), alias(&mounted, "a"));
+    run("umount", &[&names[1]]);
+    assert_eq!(found, (Alias::Names, Alias::Apart));
+    // Where nothing can be made, only other bytes tell.
+    let _attribute = Attribute::of(&behind, 'i');
+    assert_eq!((alias(&behind.join("c"), "c"), alias(&behind.join("c"), "a")), (Alias::Unmarked, Alias::Apart));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod accepting;
 mod adoption;
 mod adoption_in_the_path;
+mod aliases;
 mod all_disks;
 mod arbiter;
 mod beside_others;

@@ -7,7 +7,7 @@ mod document;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::v1::{self, CacheRequest, Error, ErrorCode};
+use api::v1::{self, Error, ErrorCode};
 use block::{Bytes, Device};
 use filters::{CacheMode, CachePolicy, Region};
 use uuid::Uuid;
@@ -47,15 +47,14 @@ impl Caches {
     ///
     /// # Errors
     /// There is one of that name, the request makes no sense, or the store cannot be used.
-    pub(crate) async fn create(&self, request: CacheRequest) -> Result<v1::Cache> {
-        let CacheRequest { name, store, policy } = request;
+    pub(crate) async fn create(
+        &self,
+        name: String,
+        store: NewStore,
+        policy: Option<v1::CachePolicy>,
+    ) -> Result<v1::Cache> {
         let settings = CacheSettings { policy: policy.map_or(Ok(CachePolicy::default()), of_api_policy)? };
-        if nbd::NbdUri::is_meant(&store.place) {
-            let message = format!("{} is an export, and a cache is on this host's own flash", store.place);
-            return Err(invalid(message, "write file:PATH,size=40GiB"));
-        }
-        let stores = vec![NewStore::local(&store, "cache")?];
-        let made = self.make(name, stores, settings, |document| {
+        let made = self.make(name, vec![store], settings, |document| {
             document.bytes -= document.bytes % PARTITION_ALIGNMENT;
             if document.bytes == 0 {
                 return Err(Error::new(ErrorCode::NoSpace, "the store of the cache is empty")

@@ -15,6 +15,7 @@ use crate::daemon::Daemon;
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, require_here, require_local};
 use crate::problem::Result;
+use crate::separate::{Use, User};
 use crate::volume::Volume;
 
 /// What the figures of every plan rest on.
@@ -203,13 +204,14 @@ impl Daemon {
         };
         // A target that may be overwritten is not prepared just to see whether that works: what it holds stays.
         if request.overwrite && spec.path().exists() {
-            if let Err(error) = self.require_separate(spec.path(), Some(&volume.name)).await {
+            let user = User::Volume(volume.name.clone());
+            if let Err(error) = self.require_separate(spec.path(), &user, Use::Overwritten).await {
                 return Some(error);
             }
             return self.check_overwritten(volume, spec).err();
         }
         match self.prepare(volume, spec.clone(), false).await {
-            Ok(prepared) => {
+            Ok((prepared, _place)) => {
                 self.discard_unused(&JobTarget::Local(prepared), &[]).await;
                 let size = volume.slot()?.device().size();
                 match options.strategy {

@@ -23,6 +23,7 @@ use crate::location::{Destination, JobTarget, Location, require_here, require_lo
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::remote::of_wire;
+use crate::separate::{TakenPlace, Use, User};
 use crate::stack::{
     layers_elsewhere, make_layer_files, note_layer_files, refuse_draining, remove_layer_files, target_layers,
 };
@@ -53,7 +54,7 @@ impl Daemon {
         let mut needs = Needs::default();
         let mut ready = self.make_ready(&volume, request, &mut needs).await?;
         tune(&mut ready.options);
-        let (target, layers) = (ready.target.clone(), ready.layers.clone());
+        let (target, layers, _place) = (ready.target.clone(), ready.layers.clone(), ready.place.clone());
         let outcome = async {
             if ready.options.strategy == Strategy::Snapshot {
                 needs.check()?;
@@ -94,7 +95,7 @@ impl Daemon {
         require_here(&volume.document().backend, "it cannot be moved from here")?;
         self.check_layers(volume, &request, options.strategy)?;
         self.check_surrogate(volume, &request, options.strategy)?;
-        let target = match destination(volume, &request.to)? {
+        let (target, place) = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
             Destination::Host { host, volume: name } => {
                 if !request.shared {
@@ -104,11 +105,11 @@ impl Daemon {
                 let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
                 let document = volume.document();
                 let layers = layers_elsewhere(&document.layers);
-                return Ok(Ready { request, options, target: JobTarget::Remote(target), layers });
+                return Ok(Ready { request, options, target: JobTarget::Remote(target), layers, place: None });
             }
             Destination::Foreign(uri) => {
                 let target = self.make_foreign_ready(volume, &uri, request.overwrite, &options).await?;
-                return Ok(Ready { request, options, target, layers: Vec::new() });
+                return Ok(Ready { request, options, target, layers: Vec::new(), place: None });
             }
         };
         let size = slot.device().size();
@@ -124,7 +125,7 @@ impl Daemon {
         };
         let layers = is_counted.and_then(|()| target_layers(&*self.backends, &volume.document().layers, path));
         match layers {
-            Ok(layers) => Ok(Ready { request, options, target: JobTarget::Local(target), layers }),
+            Ok(layers) => Ok(Ready { request, options, target: JobTarget::Local(target), layers, place: Some(place) }),
             Err(error) => {
                 self.discard_unused(&JobTarget::Local(target), &[]).await;
                 Err(error)
@@ -148,11 +149,18 @@ impl Daemon {
     }
 
     /// Makes the target ready and looks whether it suits the volume.
-    pub(super) async fn prepare(&self, volume: &Volume, spec: BackendSpec, overwrite: bool) -> Result<PreparedTarget> {
+    pub(super) async fn prepare(
+        &self,
+        volume: &Volume,
+        spec: BackendSpec,
+        overwrite: bool,
+    ) -> Result<(PreparedTarget, TakenPlace)> {
         let backend = volume.document().backend.clone();
         let request = self.target_request(volume, &spec, backend.local_path(), overwrite)?;
-        self.require_separate(spec.path(), Some(&volume.name)).await?;
-        self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
+        let using = if overwrite { Use::Overwritten } else { Use::Kept };
+        let place = self.take_place(spec.path(), User::Volume(volume.name.clone()), using).await?;
+        let prepared = self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))?;
+        Ok((prepared, place))
     }
 
     /// Looks whether a target that is there and may be overwritten suits the volume, and leaves it as it is.
@@ -292,7 +300,7 @@ impl Daemon {
         (id, group): (u64, Option<GroupDocument>),
         open_backend: OpenBackend,
     ) -> Result<Enlisted> {
-        let Ready { request, options, target, mut layers } = ready;
+        let Ready { request, options, target, mut layers, place: _place } = ready;
         if let Some(image) = target.location().local_path() {
             note_layer_files(&*self.backends, &mut layers, image);
         }
@@ -361,6 +369,12 @@ impl Daemon {
     }
 }
 
+/// What the volume was put in, wherever its name leads by now.
+fn served_source(volume: &Volume) -> Option<SourceIdentity> {
+    let identity = volume.with_backend(|open_backend| open_backend.identity()).flatten()?;
+    Some(identity.as_served(volume.document().image.as_deref()))
+}
+
 /// Takes a move that has not begun off the record.
 async fn unlist(volume: &Volume, handle: &JobHandle) {
     let stored = volume.journal.update(|document| document.job = None);
@@ -369,12 +383,6 @@ async fn unlist(volume: &Volume, handle: &JobHandle) {
     }
     volume.set_job(None);
     handle.announce_end();
-/// What the volume was put in, wherever its name leads by now.
-fn served_source(volume: &Volume) -> Option<SourceIdentity> {
-    let identity = volume.with_backend(|open_backend| open_backend.identity()).flatten()?;
-    Some(identity.as_served(volume.document().image.as_deref()))
-}
-
 }
 
 /// A move with which nothing is wrong, and whose target is ready.
@@ -384,6 +392,8 @@ pub(super) struct Ready {
     pub(super) target: JobTarget,
     /// Where its layers go.
     pub(super) layers: Vec<LayerDocument>,
+    /// The target's place here, which is nobody else's before the move is on record, and until it is undone.
+    pub(super) place: Option<TakenPlace>,
 }
 
 /// A move that is on record.

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use backends::ImageState;
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
@@ -26,11 +25,11 @@ pub(super) struct ImageLooks {
 
 impl ImageLooks {
     /// What `look` says of the image at `path`.
-    pub(super) async fn look(
+    pub(super) async fn look<T: Send + 'static>(
         &self,
         path: &Path,
-        look: impl FnOnce(&Path) -> Option<ImageState> + Send + 'static,
-    ) -> Result<Option<ImageState>> {
+        look: impl FnOnce(&Path) -> T + Send + 'static,
+    ) -> Result<T> {
         let (turn, image) = (self.turn_of(path), path.to_owned());
         let looking = async move {
             let turn = turn.lock_owned().await;
@@ -81,15 +80,14 @@ mod tests {
             let look = looks.look(path, move |_| {
                 begun.fetch_add(1, Ordering::Relaxed);
                 let _ = is_answered.recv();
-                None
             });
             let late = look.await.expect_err("it hangs");
             assert_eq!(late.kind(), ErrorKind::TimedOut, "{}", late.chain());
         }
         assert_eq!(begun.load(Ordering::Relaxed), 1, "a thread is kept by each look");
         // Another image is looked at meanwhile, and this one once it has answered.
-        assert_eq!(looks.look(Path::new("/images/well"), |_| None).await.expect("it answers"), None);
+        assert_eq!(looks.look(Path::new("/images/well"), |_| 1).await.expect("it answers"), 1);
         answers.clear();
-        assert_eq!(looks.look(path, |_| None).await.expect("it answers again"), None);
+        assert_eq!(looks.look(path, |_| 2).await.expect("it answers again"), 2);
     }
 }

@@ -20,7 +20,8 @@ pub struct FreeSpace {
     pub free: Bytes,
 }
 
-fn prefix_of(image: &Path) -> String {
+/// What the names of all overlays of an image begin with.
+pub(super) fn prefix_of(image: &Path) -> String {
     format!(".{}.overlay-", image.file_name().unwrap_or_default().to_string_lossy())
 }
 

@@ -1,12 +1,11 @@
 //! The machine's file systems and block devices.
 
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backends::{
-    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, Obstacle, OpenOptions,
+    Alias, BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, ImageIdentity, ImageState, Obstacle, OpenOptions,
     PreparedTarget, Retired, Retiring, TargetError, TargetRequest, bring_back, check_target, in_place, is_deleted,
     mark_layers_of, prepare_target, remove_unless_used, retire_source,
 };
@@ -17,16 +16,13 @@ use migrate::DiskPiece;
 use uuid::Uuid;
 
 use super::image_looks::ImageLooks;
-use super::{Backends, FreeSpace, OverlayBackends, OverlayOpening, StoreFile, boot_identity, overlay_files};
+use super::{Backends, FreeSpace, OverlayBackends, OverlayOpening, StoreFile, aliases, boot_identity, overlay_files};
 use crate::device_identity;
 use crate::disk::Disk;
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 
 /// How long a start waits for a target to say whether a move was committed to it.
 const MARK_LIMIT: Duration = Duration::from_secs(1);
-
-/// How long it may take to find out whether two names lead to one storage.
-const LOOK_LIMIT: Duration = Duration::from_secs(3);
 
 /// The machine's file systems and block devices.
 #[derive(Default)]
@@ -151,12 +147,12 @@ impl Backends for RealBackends {
         in_place(|| source.obstacle())
     }
 
-    fn is_proved(&self, source: &Retiring<'_>, retired: &Retired) -> bool {
-        in_place(|| source.is_proved(retired))
-    }
-
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
         in_place(|| is_deleted(source))
+    }
+
+    fn is_proved(&self, source: &Retiring<'_>, retired: &Retired) -> bool {
+        in_place(|| source.is_proved(retired))
     }
 
     fn delete(&self, retired: &Retired) -> Result<(), TargetError> {
@@ -190,26 +186,17 @@ impl Backends for RealBackends {
         self.remove(&mark_beside(image, mark))
     }
 
-    fn sharing<'a>(&'a self, path: &'a Path, others: Vec<PathBuf>) -> BoxFuture<'a, Option<PathBuf>> {
-        let path = path.to_owned();
-        Box::pin(async move {
-            // A file system that does not answer keeps a thread, and nobody else.
-            let looking = tokio::task::spawn_blocking(move || {
-                // Two names of one file are told by its locks.
-                let is_device =
-                    |path: &Path| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
-                let is_device_itself = is_device(&path);
-                let may_share = |other: &PathBuf| is_device_itself || (other.starts_with("/dev") && is_device(other));
-                others.into_iter().filter(may_share).find(|other| backends::share_bytes(&path, other))
-            });
-            match tokio::time::timeout(LOOK_LIMIT, looking).await {
-                Ok(found) => found.ok().flatten(),
-                Err(_) => {
-                    tracing::warn!("whether two places are one storage could not be found out in time");
-                    None
-                }
-            }
-        })
+    fn sharing<'a>(&'a self, path: &'a Path, others: Vec<(PathBuf, bool)>) -> BoxFuture<'a, Option<PathBuf>> {
+        Box::pin(aliases::sharing(&self.looks, path, others))
+    }
+
+    fn alias_of<'a>(
+        &'a self,
+        path: &'a Path,
+        images: Vec<PathBuf>,
+        mark: Uuid,
+    ) -> BoxFuture<'a, block::Result<Option<(PathBuf, Alias)>>> {
+        Box::pin(aliases::find(&self.looks, path, images, mark_name(mark)))
     }
 
     fn device_identity(&self, path: &Path) -> std::io::Result<Option<String>> {
@@ -276,5 +263,9 @@ impl OverlayBackends for RealBackends {
 }
 
 fn mark_beside(image: &Path, mark: Uuid) -> PathBuf {
-    image.with_file_name(format!(".transhume-{mark}"))
+    image.with_file_name(mark_name(mark))
+}
+
+fn mark_name(mark: Uuid) -> String {
+    format!(".transhume-{mark}")
 }

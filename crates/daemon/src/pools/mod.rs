@@ -38,6 +38,7 @@ use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::platform::Backends;
 use crate::problem::{Result, invalid, of_backend, of_target};
+use crate::separate::TakenPlace;
 use crate::state_dir::{Layout, check_name};
 
 /// What a dead process has in flight keeps its lock for a moment.
@@ -75,21 +76,32 @@ pub(crate) struct PoolContext {
 /// A store that is to be part of a new pool.
 pub(crate) struct NewStore {
     /// Where it is.
-    pub(crate) place: Location,
+    place: Location,
     /// Of a file that is to be made: how large.
-    pub(crate) size_bytes: Option<u64>,
+    size_bytes: Option<u64>,
+    /// Of a place of this host: it is nobody else's before the pool is on record.
+    _taken: Option<TakenPlace>,
 }
 
 impl NewStore {
-    /// The store of a pool of `kind` on a file or block device of this host.
+    /// The file or block device of this host that the store of a pool of `kind` is to be on.
     ///
     /// # Errors
     /// It is none.
-    pub(crate) fn local(store: &StoreRequest, kind: &str) -> Result<Self> {
-        let spec = store.place.parse::<BackendSpec>().map_err(|error| {
+    pub(crate) fn parse(store: &StoreRequest, kind: &str) -> Result<BackendSpec> {
+        store.place.parse().map_err(|error| {
             invalid(format!("\"{}\" is no place for a {kind}: {error}", store.place), "write file:PATH,size=40GiB")
-        })?;
-        Ok(Self { place: Location::Local(spec), size_bytes: store.size_bytes })
+        })
+    }
+
+    /// A store on a file or block device of this host, which is nobody else's.
+    pub(crate) fn local(spec: BackendSpec, size_bytes: Option<u64>, taken: TakenPlace) -> Self {
+        Self { place: Location::Local(spec), size_bytes, _taken: Some(taken) }
+    }
+
+    /// A store that is an export of another server.
+    pub(crate) const fn export(place: Location, size_bytes: Option<u64>) -> Self {
+        Self { place, size_bytes, _taken: None }
     }
 }
 
@@ -122,8 +134,8 @@ impl PoolContext {
     }
 
     /// Opens nothing, but makes the file of a store that is to be made.
-    async fn make_store(&self, store: NewStore) -> Result<StoreDocument> {
-        let (spec, bytes) = match (store.place, store.size_bytes) {
+    async fn make_store(&self, store: &NewStore) -> Result<StoreDocument> {
+        let (spec, bytes) = match (store.place.clone(), store.size_bytes) {
             (Location::Local(spec), Some(bytes)) => (spec, bytes),
             (place, None) => return Ok(StoreDocument { place, made: None }),
             (place, Some(_)) => {
@@ -218,6 +230,13 @@ impl<K: PoolKind> Pools<K> {
         claimed.iter().find(|(place, _)| is_there(place)).map(|(_, kind)| *kind)
     }
 
+    /// The files and block devices of this host that are their stores, and what kind of pool that is.
+    pub(crate) fn stores(&self) -> Vec<(PathBuf, &'static str)> {
+        let of = |pool: Arc<Pool<K>>| pool.document().stores.clone();
+        let stores = self.list().into_iter().flat_map(of);
+        stores.filter_map(|store| Some((store.place.local_path()?.to_owned(), K::NAME))).collect()
+    }
+
     /// All of them, by name.
     pub(crate) fn list(&self) -> Vec<Arc<Pool<K>>> {
         self.known.lock().values().cloned().collect()
@@ -244,7 +263,7 @@ impl<K: PoolKind> Pools<K> {
         self.context.claim(&places, K::NAME)?;
         let mut made = Vec::new();
         let outcome = async {
-            for store in stores {
+            for store in &stores {
                 made.push(self.context.make_store(store).await?);
             }
             let document = PoolDocument::new(name.clone(), made.clone(), settings);
@@ -286,7 +305,7 @@ impl<K: PoolKind> Pools<K> {
         self.context.claim(std::slice::from_ref(&place), K::NAME)?;
         let mut made = None;
         let replaced = async {
-            let store = self.context.make_store(store).await?;
+            let store = self.context.make_store(&store).await?;
             made = Some(store.clone());
             let opened = self.context.open_store(&store.place).await;
             let opened = opened.map_err(|error| of_backend(&error, &format!("a store of the {}", K::NAME)))?;

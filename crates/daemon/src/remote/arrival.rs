@@ -19,6 +19,7 @@ use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDo
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
 use crate::problem::{Result, invalid, of_backend, of_target};
+use crate::separate::{Use, User};
 use crate::stack::{ArrivingCache, SNAPSHOTS_MAX, free_number, layers_of, make_layer_files, note_layer_files};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -119,7 +120,7 @@ impl Daemon {
             guest_alignment: request.request_alignment,
             overwrite: false,
         };
-        self.require_separate(spec.path(), None).await?;
+        let _place = self.take_place(spec.path(), User::Volume(name.clone()), Use::Kept).await?;
         let target = self.backends.prepare(&target, &*self.env).await.map_err(|error| of_target(&error))?;
         if let Some(noted) = noted {
             self.note_made_file(noted, &target);

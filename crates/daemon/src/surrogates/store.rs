@@ -309,13 +309,14 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use api::v1::{StoreRequest, SurrogateRequest};
+    use api::v1::SurrogateRequest;
     use block::{Buffer, ChunkSize, Mutation};
     use env::{EnvRef, RealEnv, RealFiles};
 
     use super::*;
     use crate::platform::RealBackends;
     use crate::pools::{NewStore, PartStores, PoolContext, Renewal};
+    use crate::separate::{Places, User};
     use crate::state_dir::Layout;
     use crate::surrogates::Surrogates;
 
@@ -333,11 +334,12 @@ mod tests {
             let stand = Self { folder: tempfile::tempdir().expect("a folder") };
             std::fs::create_dir_all(stand.layout().surrogates()).expect("it is made");
             let surrogates = stand.surrogates();
-            let request = |number: usize| StoreRequest {
-                place: format!("file:{}", stand.path(number).display()),
-                size_bytes: Some(BYTES),
-            };
-            let stores = (0..stores).map(|number| NewStore::local(&request(number), "surrogate").expect("it is one"));
+            let places = Places::default();
+            let stores = (0..stores).map(|number| {
+                let path = stand.path(number);
+                let place = places.take(&path, User::Store("surrogate"));
+                NewStore::local(BackendSpec::file(path), Some(BYTES), place)
+            });
             let request = SurrogateRequest {
                 name: "fast".to_owned(),
                 stores: Vec::new(),

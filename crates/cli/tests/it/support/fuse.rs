@@ -87,6 +87,11 @@ impl FuseDevice {
         format!("file:{}", self.mount.join("target.img").display())
     }
 
+    /// The file by the server.
+    pub(crate) fn through(&self) -> PathBuf {
+        self.mount.join("far.img")
+    }
+
     /// The server answers nothing any more.
     pub(crate) fn stop(&self) {
         signal(&self.server, Signal::STOP);

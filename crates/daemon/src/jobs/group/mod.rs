@@ -77,7 +77,8 @@ impl Daemon {
         let mut ready = Vec::with_capacity(volumes.len());
         let outcome = self.make_all_ready(volumes, requests, &mut ready).await;
         volumes.iter().zip(&mut ready).for_each(|(volume, ready)| tune(&volume.name, &mut ready.options));
-        let targets: Vec<_> = ready.iter().map(|ready| (ready.target.clone(), ready.layers.clone())).collect();
+        let of = |ready: &Ready| (ready.target.clone(), ready.layers.clone(), ready.place.clone());
+        let targets: Vec<_> = ready.iter().map(of).collect();
         let outcome = match outcome {
             Ok(()) => Box::pin(self.enlist_all(peer, volumes, machine, ready)).await,
             Err(error) => Err(error),
@@ -85,7 +86,7 @@ impl Daemon {
         match outcome {
             Ok(enlisted) => Ok(enlisted.into_iter().map(|enlisted| self.begin(enlisted)).collect()),
             Err(error) => {
-                for (target, layers) in &targets {
+                for (target, layers, _place) in &targets {
                     self.discard_unused(target, layers).await;
                 }
                 Err(error)
