@@ -42,6 +42,24 @@ async fn the_engine_follows_the_file_system() {
 }
 
 #[tokio::test]
+async fn zeroes_are_written_where_the_file_system_clears_nothing_by_itself() {
+    let memory = in_memory();
+    let backend = create(&memory, CacheMode::Auto, Bytes::mib(4)).await;
+    let file = std::fs::File::options().write(true).open(backend.path()).expect("opened");
+    let flags = rustix::fs::FallocateFlags::ZERO_RANGE;
+    assert_eq!(rustix::fs::fallocate(&file, flags, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP), "it can by now");
+    let device = device(&backend);
+    // In place, and by a thread.
+    for length in [4096, 2 << 20] {
+        device.write(Mutation::data(Bytes::ZERO, Data::copy_of(&vec![7; 4 << 20]))).await.expect("written");
+        device.write(Mutation::zeroes(Extent::whole(Bytes(length)), false)).await.expect("zeroed");
+        let read = device.read(Bytes::ZERO, Buffer::unpooled(4 << 20)).await.expect("read");
+        let (zeroes, rest) = read.split_at(length as usize);
+        assert!(zeroes.iter().all(|&byte| byte == 0) && rest.iter().all(|&byte| byte == 7), "{length} bytes");
+    }
+}
+
+#[tokio::test]
 async fn what_is_written_is_read_on_every_engine() {
     let (memory, disk) = (in_memory(), on_disk());
     for (directory, cache) in [(&memory, CacheMode::Auto), (&disk, CacheMode::Page), (&disk, CacheMode::Direct)] {
