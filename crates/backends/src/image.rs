@@ -17,10 +17,10 @@ use std::path::Path;
 use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::FileBackend;
 use crate::mark::{lacks_layers_mark, mark_layers, marked_epoch, marked_layers};
 use crate::target::{DeviceIdentity, FileIdentity, PreparedTarget, block_size_of, device_names};
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
+use crate::{FileBackend, SourceIdentity};
 
 /// The identity of the file or block device that holds a volume, wherever its name leads later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,8 +128,11 @@ impl ImageIdentity {
         Self { file, block_device, size: size.0 }
     }
 
-    pub(crate) const fn file(&self) -> &FileIdentity {
-        &self.file
+    /// The source of a move of the volume, which was this image when it was put there. What a server says of the open file later may be
+    /// of another one, which has got its name since.
+    #[must_use]
+    pub fn as_source(&self, now: SourceIdentity) -> SourceIdentity {
+        now.with_file(self.file.clone())
     }
 
     /// Of what is open as `file`.

@@ -28,7 +28,7 @@ use crate::target::{
     sync_directory_of,
 };
 use crate::tombstone::{TOMBSTONE_BYTES, Tombstone};
-use crate::{ImageIdentity, Obstacle, QemuLocks};
+use crate::{Obstacle, QemuLocks};
 
 /// A file is deleted in steps of so many bytes, or more where that would take too many.
 const SHRINK_BYTES: u64 = 32 << 20;
@@ -82,12 +82,10 @@ impl SourceIdentity {
         &self.path
     }
 
-    /// The same of a file that was `image` when its volume was put in its place. What a server says of an open file later may be of
-    /// another one, which has got its name since.
-    #[must_use]
-    pub fn as_served(mut self, image: Option<&ImageIdentity>) -> Self {
-        if let (None, Some(image)) = (&self.block_device, image) {
-            self.file = image.file().clone();
+    /// The same of a file that was another one when it was looked at first.
+    pub(crate) fn with_file(mut self, file: FileIdentity) -> Self {
+        if self.block_device.is_none() {
+            self.file = file;
         }
         self
     }

@@ -58,6 +58,7 @@ mod metrics;
 mod open_backend;
 mod overlays;
 mod persist;
+mod places;
 pub mod platform;
 mod pools;
 mod problem;

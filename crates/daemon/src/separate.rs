@@ -1,95 +1,16 @@
 //! Two names of one storage: what a volume or a store of this host is in is nobody else's place, whatever that is called.
-//!
-//! ```text
-//!   free ──looked at, one place after another──▶ taken ──its user is on record──▶ on record
-//!     ▲                                            │                                  │
-//!     └──────────────── undone ────────────────────┴──────── off the record ──────────┘
-//! ```
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 use api::v1::{Cache, CacheRequest, Error, ErrorCode, StoreRequest};
 use backends::{Alias, TargetError};
-use parking_lot::Mutex;
 
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::location::JobTarget;
+use crate::places::{Place, TakenPlace, Use, User};
 use crate::pools::NewStore;
 use crate::problem::{Result, invalid, of_backend, of_target};
-
-/// The places of what is being made, and on no record yet.
-#[derive(Default)]
-pub(crate) struct Places {
-    /// Held from the look at what there is until a place is taken: of two that come at once the second sees the first.
-    looking: tokio::sync::Mutex<()>,
-    taken: Arc<Mutex<Vec<Arc<Place>>>>,
-}
-
-/// A place that somebody uses.
-#[derive(Clone, Debug)]
-struct Place {
-    path: PathBuf,
-    user: User,
-    /// Whether every other name of its file is told by a lock, or by the number of the file.
-    is_locked: bool,
-}
-
-/// Whose place it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum User {
-    /// A volume is in it, or moves to it.
-    Volume(String),
-    /// It is a store of a pool of this kind.
-    Store(&'static str),
-}
-
-/// How a place is to be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// What it holds stays.
-    Kept,
-    /// What it holds is written over.
-    Overwritten,
-}
-
-/// A place that is nobody else's for as long as a clone of this is kept.
-#[derive(Clone)]
-pub(crate) struct TakenPlace {
-    _claim: Arc<Claim>,
-}
-
-struct Claim {
-    place: Arc<Place>,
-    taken: Arc<Mutex<Vec<Arc<Place>>>>,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.taken.lock().retain(|taken| !Arc::ptr_eq(taken, &self.place));
-    }
-}
-
-impl Places {
-    pub(crate) fn take(&self, path: &Path, user: User) -> TakenPlace {
-        let place = Arc::new(Place { path: path.to_owned(), user, is_locked: false });
-        self.taken.lock().push(Arc::clone(&place));
-        TakenPlace { _claim: Arc::new(Claim { place, taken: Arc::clone(&self.taken) }) }
-    }
-}
-
-impl User {
-    /// What it has to do with the place, and how it goes from there.
-    fn words(&self) -> (String, String) {
-        match self {
-            Self::Volume(name) => {
-                (format!("where the volume {name} is"), format!("`transhume volume detach {name}` first"))
-            }
-            Self::Store(kind) => (format!("a store of a {kind}"), format!("remove that {kind} first")),
-        }
-    }
-}
 
 impl Daemon {
     /// Makes a cache.
@@ -121,7 +42,7 @@ impl Daemon {
     /// # Errors
     /// It has bytes in common with the place of another one.
     pub(crate) async fn take_place(&self, path: &Path, user: User, using: Use) -> Result<TakenPlace> {
-        let _looking = self.places.looking.lock().await;
+        let _looking = self.places.look().await;
         Box::pin(self.require_separate(path, &user, using)).await?;
         Ok(self.places.take(path, user))
     }
@@ -136,7 +57,7 @@ impl Daemon {
         // Two stores by one name are refused by that name.
         let is_named =
             |place: &Place| matches!((user, &place.user), (User::Store(_), User::Store(_)) if place.path == path);
-        let others: Vec<&Place> = known.iter().filter(|place| place.user != *user || is_store(user)).collect();
+        let others: Vec<&Place> = known.iter().filter(|place| place.user != *user || user.is_store()).collect();
         let others: Vec<&Place> = others.into_iter().filter(|place| !is_named(place)).collect();
         let asked = others.iter().map(|place| (place.path.clone(), place.is_locked)).collect();
         if let Some(found) = self.backends.sharing(path, asked).await {
@@ -168,13 +89,9 @@ impl Daemon {
         }
         let stores = self.caches.stores().into_iter().chain(self.surrogates.stores());
         known.extend(stores.map(|(path, kind)| Place { path, user: User::Store(kind), is_locked: false }));
-        known.extend(self.places.taken.lock().iter().map(|taken| Place::clone(taken)));
+        known.extend(self.places.taken());
         known
     }
-}
-
-fn is_store(user: &User) -> bool {
-    matches!(user, User::Store(_))
 }
 
 fn unknown_place(path: &Path, found: &Path) -> Error {
@@ -191,7 +108,7 @@ fn in_common(path: &Path, of: &Place) -> Error {
 /// Why a file that would be written over stays as it is.
 fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
     let why = match alias {
-        Alias::Apart | Alias::Same if of.user == *user && !is_store(user) => {
+        Alias::Apart | Alias::Same if of.user == *user && !user.is_store() => {
             return of_target(&TargetError::SameAsSource { path: path.to_owned(), source: of.path.clone() });
         }
         Alias::Apart | Alias::Same => return in_common(path, of),
@@ -202,23 +119,4 @@ fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
     let (what, _) = of.user.words();
     let message = format!("whether {} is {}, {what}, is not known: {why}", path.display(), of.path.display());
     Error::new(ErrorCode::InUse, message).with_hint("name a file that does not exist yet")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_taken_until_the_last_who_keeps_it_lets_go() {
-        let places = Places::default();
-        let one = places.take(Path::new("/images/a"), User::Volume("a".to_owned()));
-        let again = places.take(Path::new("/images/a"), User::Volume("a".to_owned()));
-        let kept = one.clone();
-        drop(one);
-        assert_eq!(places.taken.lock().len(), 2, "it is kept");
-        drop(kept);
-        assert_eq!(places.taken.lock().len(), 1, "another one's was let go");
-        drop(again);
-        assert!(places.taken.lock().is_empty());
-    }
 }

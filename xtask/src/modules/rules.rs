@@ -24,6 +24,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "hosts",
             "hypervisor",
             "log",
+            "places",
             "platform",
             "problem",
             "reject_all",

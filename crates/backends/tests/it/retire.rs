@@ -91,7 +91,7 @@ fn a_source_that_a_server_may_have_replaced_is_not_proved_to_be_what_was_moved()
         std::fs::write(&source, b"disk").expect("written");
         let held = std::fs::File::open(&source).expect("opened");
         let image = ImageIdentity::of(&held).expect("looked");
-        let identity = SourceIdentity::of(&held, &source).expect("looked").as_served(Some(&image));
+        let identity = image.as_source(SourceIdentity::of(&held, &source).expect("looked"));
         let retiring = Retiring { identity: Some(&identity), ..Retiring::by_name(&source, 7) };
         let retired = retire_source(&retiring, directory.path()).expect("renamed");
         assert_eq!(retiring.is_proved(&retired), is_proved, "{}", folder.display());
@@ -105,7 +105,7 @@ fn a_source_that_a_server_may_have_replaced_is_not_proved_to_be_what_was_moved()
         std::fs::write(behind.join("other"), b"other").expect("written");
         std::fs::rename(behind.join("other"), behind.join("second")).expect("replaced");
         std::thread::sleep(std::time::Duration::from_millis(1100));
-        let identity = SourceIdentity::of(&held, &source).expect("looked").as_served(Some(&image));
+        let identity = image.as_source(SourceIdentity::of(&held, &source).expect("looked"));
         let retiring = Retiring { identity: Some(&identity), ..Retiring::by_name(&source, 7) };
         let error = retire_source(&retiring, directory.path()).expect_err("it is another one");
         assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");

@@ -14,8 +14,8 @@ use super::start::{destination, refuse_reserve};
 use crate::daemon::Daemon;
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, require_here, require_local};
+use crate::places::{Use, User};
 use crate::problem::Result;
-use crate::separate::{Use, User};
 use crate::volume::Volume;
 
 /// What the figures of every plan rest on.

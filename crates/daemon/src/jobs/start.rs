@@ -21,9 +21,9 @@ use crate::free_space::Needs;
 use crate::last_life::is_target_disturbed;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
+use crate::places::{TakenPlace, Use, User};
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::remote::of_wire;
-use crate::separate::{TakenPlace, Use, User};
 use crate::stack::{
     layers_elsewhere, make_layer_files, note_layer_files, refuse_draining, remove_layer_files, target_layers,
 };
@@ -372,7 +372,10 @@ impl Daemon {
 /// What the volume was put in, wherever its name leads by now.
 fn served_source(volume: &Volume) -> Option<SourceIdentity> {
     let identity = volume.with_backend(|open_backend| open_backend.identity()).flatten()?;
-    Some(identity.as_served(volume.document().image.as_deref()))
+    Some(match &volume.document().image {
+        Some(image) => image.as_source(identity),
+        None => identity,
+    })
 }
 
 /// Takes a move that has not begun off the record.

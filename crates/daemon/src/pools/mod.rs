@@ -36,9 +36,9 @@ pub(crate) use self::pool::Pool;
 pub(crate) use self::renewal::{PartStores, Renewal};
 use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
+use crate::places::TakenPlace;
 use crate::platform::Backends;
 use crate::problem::{Result, invalid, of_backend, of_target};
-use crate::separate::TakenPlace;
 use crate::state_dir::{Layout, check_name};
 
 /// What a dead process has in flight keeps its lock for a moment.

@@ -314,9 +314,9 @@ mod tests {
     use env::{EnvRef, RealEnv, RealFiles};
 
     use super::*;
+    use crate::places::{Places, User};
     use crate::platform::RealBackends;
     use crate::pools::{NewStore, PartStores, PoolContext, Renewal};
-    use crate::separate::{Places, User};
     use crate::state_dir::Layout;
     use crate::surrogates::Surrogates;
 
