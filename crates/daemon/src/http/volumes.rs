@@ -175,7 +175,7 @@ async fn start_move(
 ) -> Answer<v1::Job> {
     let request: v1::MoveRequest = parse(&body)?;
     let action = ("move.start", name.clone());
-    let work = async move |daemon: Arc<Daemon>, peer: Peer| daemon.start_move(&peer, &name, request).await;
+    let work = async move |daemon: Arc<Daemon>, peer: Peer| Box::pin(daemon.start_move(&peer, &name, request)).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 

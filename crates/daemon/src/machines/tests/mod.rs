@@ -54,7 +54,7 @@ fn put_on_record(daemon: &Daemon, change: impl FnOnce(&mut MachineDocument)) {
 
 /// The daemon of the first host dies with this on record, and is started again.
 async fn restarted_with(pair: &mut Pair, change: impl FnOnce(&mut MachineDocument)) {
-    put_on_record(&pair.a.daemon(), change);
+    put_on_record(pair.a.daemon(), change);
     pair.a.kill();
     pair.between.mend();
     pair.a.start().await;
@@ -237,7 +237,7 @@ async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts(
     pair.b.core().add_machine_of(NAME, "/run/vm.qmp", vec![disk()]).await.expect("added");
     pair.between.mend();
     came_with_machine(&pair).await;
-    put_on_record(&pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
+    put_on_record(pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
     qemu.set(|state| state.pid = None);
     pair.b.kill();
     pair.between.mend();
