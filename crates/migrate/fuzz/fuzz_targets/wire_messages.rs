@@ -4,7 +4,8 @@
 use block::{Bytes, Extent};
 use libfuzzer_sys::fuzz_target;
 use transhume_migrate::stream::protocol::{
-    Answer, Ask, Choice, HEADER_BYTES, Header, Hello, Opening, Welcome, decode, encode, encode_extents, parse_extents,
+    Answer, Ask, Choice, HEADER_BYTES, Header, Hello, Opening, Welcome, decode, encode_extents, feature,
+    parse_extents,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -26,8 +27,9 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(Ok(choice)) = bytes.first_chunk().map(Choice::parse) {
         assert_eq!(Choice::parse(&choice.to_bytes()), Ok(choice));
     }
-    if let Ok(opening) = Opening::parse(bytes) {
-        assert_eq!(Opening::parse(&opening.to_bytes().expect("it was short")), Ok(opening));
+    for features in [0, feature::KNOWN] {
+        let Ok(opening) = Opening::parse(bytes, features) else { continue };
+        assert_eq!(Opening::parse(&opening.to_bytes(features).expect("it was short"), features), Ok(opening));
     }
     let _ = (decode::<Welcome>(bytes), decode::<Ask>(bytes), decode::<Answer>(bytes));
     if let Ok(pieces) = parse_extents(Extent::new(Bytes(4096), Bytes::mib(1)), bytes) {

@@ -9,7 +9,7 @@ use block::{Bytes, Device, MemDevice, Result};
 use env::testing::PausedEnv;
 use futures::future::BoxFuture;
 use libfuzzer_sys::fuzz_target;
-use transhume_migrate::stream::protocol::{Header, Hello, Kind, Opening, encode};
+use transhume_migrate::stream::protocol::{Header, Hello, Kind, Opening, feature};
 use transhume_migrate::stream::{
     Answer, Ask, Opened, PeerName, Receiver, ReceiverLimits, Role, SessionHandler, SessionRequest,
 };
@@ -61,7 +61,7 @@ fuzz_target!(|bytes: &[u8]| {
             stays: false,
         };
         let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
-        let message = encode(&opening).expect("it is short");
+        let message = opening.to_bytes(feature::KNOWN).expect("it is short");
         said.extend(Hello::default().to_bytes());
         said.extend(Header::request(Kind::Open, 0).with_payload(&message).to_bytes());
         said.extend(message);

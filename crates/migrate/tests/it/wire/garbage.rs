@@ -65,7 +65,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 fn opening(pair: &Pair) -> Vec<u8> {
     let request = pair.request(Role::Copy);
     let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
-    let message = encode(&opening).expect("it is short");
+    let message = opening.to_bytes(feature::KNOWN).expect("it is short");
     let mut bytes = Hello::default().to_bytes().to_vec();
     bytes.extend(Header::request(Kind::Open, 0).with_payload(&message).to_bytes());
     bytes.extend(message);
@@ -114,6 +114,18 @@ fn honest_welcome() -> Vec<u8> {
     bytes.extend(Header::request(Kind::Open, 0).reply().with_payload(&message).to_bytes());
     bytes.extend(message);
     bytes
+}
+
+/// What follows it would be read by nobody otherwise.
+#[test]
+fn the_opening_before_the_garbage_is_let_in() {
+    run(async move {
+        let pair = Pair::new(1, Device::new("memory", MemDevice::new(Bytes::mib(1))));
+        let (receiver, said) = (pair.receiver(), opening(&pair));
+        let serving = receiver.serve(monologue(said, false), PeerName("south".to_owned()));
+        let _ = tokio::time::timeout(Duration::from_millis(100), serving).await;
+        assert_eq!(receiver.sessions(), 1);
+    });
 }
 
 proptest! {

@@ -11,7 +11,7 @@ use env::EnvRef;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use transhume_migrate::stream::protocol::{
-    CHOICE_BYTES, Coding, HEADER_BYTES, Header, Hello, Kind, Opening, Status, encode,
+    CHOICE_BYTES, Coding, HEADER_BYTES, Header, Hello, Kind, Opening, Status, feature,
 };
 use transhume_migrate::stream::{Compression, PeerName, ReceiverLimits, Role, StreamOptions};
 
@@ -135,7 +135,7 @@ impl Raw {
         self.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
         let mut choice = [0; CHOICE_BYTES];
         self.transport.read_exact(&mut choice).await.expect("it is answered");
-        let message = encode(opening).expect("it is short");
+        let message = opening.to_bytes(feature::KNOWN).expect("it is short");
         self.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
         let (header, _) = self.hear().await;
         assert_eq!(header.kind, Kind::Open);
