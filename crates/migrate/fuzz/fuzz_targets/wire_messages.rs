@@ -4,8 +4,7 @@
 use block::{Bytes, Extent};
 use libfuzzer_sys::fuzz_target;
 use transhume_migrate::stream::protocol::{
-    Answer, Ask, Choice, HEADER_BYTES, Header, Hello, Opening, Welcome, decode, encode_extents, feature,
-    parse_extents,
+    Answer, Ask, Choice, HEADER_BYTES, Header, Hello, Opening, Welcome, decode, encode_extents, feature, parse_extents,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
