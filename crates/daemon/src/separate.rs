@@ -112,7 +112,7 @@ fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
             return of_target(&TargetError::SameAsSource { path: path.to_owned(), source: of.path.clone() });
         }
         Alias::Apart | Alias::Same => return in_common(path, of),
-        Alias::Names => "one of them has several names, or is mounted by itself",
+        Alias::Names => "one of them has several names, is mounted by itself, or is a FUSE server's",
         Alias::Unmarked => "no file can be made in its folder to find that out",
         Alias::Silent => "that does not answer",
     };

@@ -7,13 +7,15 @@
 //!
 //! A file of a name that nobody has used is made beside the one and looked for beside the other. Where it is seen both folders are one.
 //! A file with several names, or one that is mounted by itself, may be reached through another folder, and is not told apart by that. Nor
-//! is any where no file can be made. Two such files of one length are told apart by their bytes, or not at all.
+//! is one of a FUSE server, which may follow links by itself and gives each name numbers of its own; nor any where no file can be made. Two such files of one length are told apart by their bytes, or not at all.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use crate::file_system::is_fuse;
 
 /// How much of two files is compared that are not told apart otherwise.
 const SAMPLES: u64 = 64;
@@ -26,7 +28,7 @@ pub enum Alias {
     Apart,
     /// They are one, or the file is one of those that belong to the image.
     Same,
-    /// Nobody can tell: the file, or the image, has several names or is mounted by itself.
+    /// Nobody can tell: the file, or the image, has several names, is mounted by itself, or is a FUSE server's.
     Names,
     /// Nobody can tell: no file can be made beside the file.
     Unmarked,
@@ -41,6 +43,7 @@ pub struct MarkedFile {
     path: PathBuf,
     found: Metadata,
     is_mounted: bool,
+    is_of_server: bool,
     /// None where none can be made.
     mark: Option<PathBuf>,
     mark_name: String,
@@ -65,9 +68,9 @@ impl MarkedFile {
         if let Err(error) = &made {
             tracing::info!(mark = %mark.display(), %error, "no mark can be made beside a file that is to be written over");
         }
-        let is_mounted = is_mount_point(&path);
+        let (is_mounted, is_of_server) = (is_mount_point(&path), is_of_server(&path));
         let mark = made.is_ok().then_some(mark);
-        Ok(Some(Self { path, found, is_mounted, mark, mark_name: mark_name.to_owned() }))
+        Ok(Some(Self { path, found, is_mounted, is_of_server, mark, mark_name: mark_name.to_owned() }))
     }
 
     /// Whether it is `image`, or one of the files beside that whose names begin with `prefix`.
@@ -86,9 +89,11 @@ impl MarkedFile {
         if numbers(&found) == numbers(&self.found) || self.is_in_folder_of(&image, &found, prefix)? {
             return Ok(Alias::Same);
         }
-        // One file has one length, and on one file system one number.
-        let may_be = found.dev() != self.found.dev() && found.len() == self.found.len();
-        let has_names = self.found.nlink() > 1 || found.nlink() > 1 || self.is_mounted || is_mount_point(&image);
+        // One file has one length, and on one file system of the kernel's one number.
+        let is_of_server = self.is_of_server || is_of_server(&image);
+        let may_be = (is_of_server || found.dev() != self.found.dev()) && found.len() == self.found.len();
+        let is_linked = self.found.nlink() > 1 || found.nlink() > 1;
+        let has_names = is_linked || is_of_server || self.is_mounted || is_mount_point(&image);
         Ok(match &self.mark {
             _ if !may_be || self.differs_from(&image).unwrap_or(false) => Alias::Apart,
             None => Alias::Unmarked,
@@ -141,6 +146,11 @@ impl Drop for MarkedFile {
     fn drop(&mut self) {
         self.unmark();
     }
+}
+
+/// Whether a FUSE server has the file, or nobody knows.
+fn is_of_server(path: &Path) -> bool {
+    File::open(path).and_then(|file| is_fuse(&file)).unwrap_or(true)
 }
 
 fn numbers(found: &Metadata) -> (u64, u64) {

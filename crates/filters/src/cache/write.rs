@@ -248,7 +248,10 @@ impl Inner {
         drop(at_base);
         let counter = if updates { &self.counters.writes_through } else { &self.counters.writes_around };
         counter.fetch_add(1, Ordering::Relaxed);
-        let each = cached.into_iter().map(|found| self.update(&update, found, updates));
+        // What is forgotten may be gone here at once, and what the base had before is older. Where it is not durable there, it stays dirty.
+        let is_over_dirty = !is_data && cached.iter().any(|found| self.is_dirty_in(extent, found));
+        let forgets = is_over_dirty && self.flush_base().await.is_ok();
+        let each = cached.into_iter().map(|found| self.update(&update, found, (updates, forgets)));
         try_all(join_all(each).await)
     }
 
@@ -308,8 +311,8 @@ impl Inner {
         extent.intersection(self.extent_of(found.entry.block()))
     }
 
-    /// After the base was changed: a place gets the same bytes, or forgets what was dirty there.
-    async fn update(&self, mutation: &Mutation, found: Found, updates: bool) -> Result<()> {
+    /// After the base was changed: a place gets the same bytes, or forgets what was dirty there and is zeroes in the base, durably.
+    async fn update(&self, mutation: &Mutation, found: Found, (updates, forgets): (bool, bool)) -> Result<()> {
         let Some(part) = self.part_of(mutation.extent(), &found) else { return Ok(()) };
         let block = found.entry.block();
         let (touched, whole) = self.sectors_of(part);
@@ -318,7 +321,8 @@ impl Inner {
             // What the place has in part only and does not know stays invalid.
             MutationKind::Data(_) if updates => (touched & (whole | found.valid), 0),
             MutationKind::Data(_) => (dirty, 0),
-            MutationKind::Zeroes { .. } => (dirty & !whole, dirty & whole),
+            MutationKind::Zeroes { .. } if forgets => (dirty & !whole, dirty & whole),
+            MutationKind::Zeroes { .. } => (dirty, 0),
             MutationKind::Discard => (0, 0),
         };
         let pieces = runs_of(rewritten).map(|run| mutation.slice(self.extent_of_sectors(block, &run, part)));

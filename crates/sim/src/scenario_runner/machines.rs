@@ -132,7 +132,8 @@ impl ScenarioRunner<'_> {
                 match (unrest, &tried) {
                     (Some(_), None) => {
                         tried = Some(host.try_ways_out().await);
-                        until = self.world.now() + MACHINE_LIMIT;
+                        // A connection that is half open is noticed after as long: both disks of a machine may meet one.
+                        until = self.world.now() + MACHINE_LIMIT * 2;
                     }
                     (Some(unrest), Some(tried)) => {
                         let what = format!("{unrest}, and nothing gets it out of that: {}", tried.join("; "));
