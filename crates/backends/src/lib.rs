@@ -39,7 +39,7 @@ pub use reserve::reserve;
 pub use retire::{Retired, Retiring, SourceIdentity, bring_back, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{
-    Alias, MarkedFile, PreparedTarget, TargetError, TargetOrigin, TargetRequest, check_target, prepare_target,
-    remove_unless_used, share_bytes,
+    Alias, MarkedFile, PreparedTarget, TargetError, TargetOrigin, TargetRequest, check_target, files_behind,
+    prepare_target, remove_unless_used, share_bytes,
 };
 pub use tombstone::Tombstone;

@@ -27,7 +27,7 @@ pub use alias::{Alias, MarkedFile};
 pub(crate) use block_device::{block_size_of, device_names, have_common, is_read_only};
 pub use error::TargetError;
 pub(crate) use identity::{DeviceIdentity, FileIdentity};
-pub use storage::share_bytes;
+pub use storage::{files_behind, share_bytes};
 
 /// How long a target may be in use before it is refused. A process that is just being started holds its parent's open
 /// files until it runs, and a dead one its last requests' files.

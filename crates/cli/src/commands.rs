@@ -3,7 +3,7 @@
 use api::Client;
 use api::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Decision, Error, ErrorCode, HostAddresses, InviteRequest,
-    Job, Monitor, MoveRequest, PairRequest, PlanRequest, ResolveRequest, Result, SetRequest,
+    Job, Monitor, MoveRequest, PairRequest, PlanRequest, ResolveRequest, Result, SetRequest, VolumeState,
 };
 
 use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, VolumeCommand};
@@ -150,7 +150,10 @@ async fn volume(client: &Client, command: VolumeCommand, json: bool) -> Result<(
         }
         VolumeCommand::Detach(args) => {
             let volume = client.detach(&args.name).await?;
-            print(json, &volume, || format!("{} is no longer served; its bytes are in {}", volume.name, volume.backend))
+            print(json, &volume, || match volume.state {
+                VolumeState::Incoming => format!("{} does not come; what was here of it is removed", volume.name),
+                _ => format!("{} is no longer served; its bytes are in {}", volume.name, volume.backend),
+            })
         }
         VolumeCommand::Accept(args) => {
             let volume = client.accept(&args.name).await?;

@@ -221,7 +221,7 @@ impl Daemon {
     /// Opens and locks what `place` names. A file or block device that is on record must be that one: another one is not used,
     /// and left as it is.
     pub(crate) async fn open_backend(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         place: &Location,
         open_options: &BackendOpenOptions,
@@ -250,7 +250,7 @@ impl Daemon {
     /// Opens and locks a target that is on record, with the files of `layers` over it. Its name may lead elsewhere by now: only its identity is believed, before
     /// the first byte is written.
     pub(crate) async fn open_prepared(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         target: &JobTarget,
         layers: &[LayerDocument],
@@ -472,6 +472,7 @@ impl Daemon {
             match incoming.stage {
                 IncomingStage::Filling => {
                     let shown = volume.show();
+                    self.require_held_there(&volume, incoming).await?;
                     self.drop_incoming(&volume).await?;
                     return Ok(shown);
                 }

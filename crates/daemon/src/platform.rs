@@ -43,6 +43,7 @@ use crate::problem::{Result, of_state};
 use crate::workers::Worker;
 
 pub use overlay_files::FreeSpace;
+pub(crate) use overlay_files::path_of as overlay_path;
 pub(crate) use real_backends::RealBackends;
 
 /// All that the daemon stands on.
@@ -185,6 +186,11 @@ pub trait Backends: OverlayBackends {
     /// What the place says.
     fn mark_layers(&self, _image: &Path, _known: Option<&ImageIdentity>, _generation: u64) -> block::Result<()> {
         Ok(())
+    }
+
+    /// Whether a move was committed to it since it was prepared, whatever the record of that says.
+    fn is_taken(&self, _target: &PreparedTarget) -> bool {
+        false
     }
 
     /// See [`PreparedTarget::committed_epoch`]. None too while the place does not answer.

@@ -336,7 +336,9 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
 async fn refuse_older_record(daemon: &Daemon, volume: &Volume) -> Result<()> {
     let document = volume.document();
     let job = document.job.as_ref().filter(|job| job.committed.is_none());
-    let Some(target) = job.and_then(|job| job.target.local()) else { return Ok(()) };
+    let coming = document.incoming.as_ref().filter(|incoming| !incoming.is_held());
+    let target = job.and_then(|job| job.target.local()).or_else(|| coming.and_then(|coming| coming.target.as_ref()));
+    let Some(target) = target else { return Ok(()) };
     let committed = daemon.backends.committed_epoch(target).await;
     let Some(epoch) = committed.filter(|epoch| *epoch > document.epoch) else { return Ok(()) };
     Err(of_backend(&ImageError::Newer { epoch }.about(target.spec.path()), "the target of its move"))

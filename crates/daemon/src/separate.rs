@@ -1,14 +1,15 @@
 //! Two names of one storage: what a volume or a store of this host is in is nobody else's place, whatever that is called.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::v1::{Cache, CacheRequest, Error, ErrorCode, StoreRequest};
 use backends::{Alias, TargetError};
 
 use crate::daemon::Daemon;
-use crate::document::random_uuid;
+use crate::document::{VolumeDocument, random_uuid};
 use crate::location::JobTarget;
 use crate::places::{Place, TakenPlace, Use, User};
+use crate::platform::overlay_path;
 use crate::pools::NewStore;
 use crate::problem::{Result, invalid, of_backend, of_target};
 
@@ -64,12 +65,20 @@ impl Daemon {
             let of = others.iter().find(|place| place.path == found);
             return Err(of.map_or_else(|| unknown_place(path, &found), |of| in_common(path, of)));
         }
-        if using == Use::Kept {
-            return Ok(());
+        let root = self.layout.root();
+        let real = path.parent().and_then(|folder| self.backends.resolve(folder).ok());
+        if path.starts_with(root) || real.is_some_and(|folder| folder.starts_with(root)) {
+            let message = format!("{} is in the daemon's own state directory", path.display());
+            return Err(Error::new(ErrorCode::InUse, message).with_hint("name another place"));
         }
         let images = known.iter().filter(|place| !is_named(place)).map(|place| place.path.clone()).collect();
         let alias = self.backends.alias_of(path, images, random_uuid(&*self.env)).await;
         let Some((found, alias)) = alias.map_err(|error| of_backend(&error, "the target"))? else { return Ok(()) };
+        let is_unknown = !matches!(alias, Alias::Apart | Alias::Same | Alias::Names);
+        if using == Use::Kept && is_unknown {
+            // Nothing is written there by this, and whoever knows what it is has named it.
+            return Ok(());
+        }
         let Some(of) = known.iter().find(|place| place.path == found) else { return Err(unknown_place(path, &found)) };
         Err(refuse_alias(path, of, user, alias))
     }
@@ -83,15 +92,29 @@ impl Daemon {
                 JobTarget::Local(target) => Some(target.spec.path()),
                 JobTarget::Remote(_) | JobTarget::Foreign(_) => None,
             });
-            let places = document.backend.local_path().into_iter().chain(target);
+            let coming = document.incoming.as_ref().and_then(|incoming| incoming.target.as_ref());
+            let coming = coming.map(|target| target.spec.path());
+            let images: Vec<&Path> = document.backend.local_path().into_iter().chain(target).chain(coming).collect();
             let user = User::Volume(volume.name.clone());
-            known.extend(places.map(|path| Place { path: path.to_owned(), user: user.clone(), is_locked: true }));
+            // Nobody has the locks of one that is down.
+            let is_locked = volume.with_backend(|_| ()).is_some();
+            let files = images.iter().flat_map(|image| overlay_files(&document, image));
+            let places = images.iter().map(|image| image.to_path_buf()).chain(files);
+            known.extend(places.map(|path| Place { path, user: user.clone(), is_locked }));
         }
         let stores = self.caches.stores().into_iter().chain(self.surrogates.stores());
         known.extend(stores.map(|(path, kind)| Place { path, user: User::Store(kind), is_locked: false }));
         known.extend(self.places.taken());
         known
     }
+}
+
+/// The files of the overlays over an image: of its snapshots, and of a snapshot move.
+fn overlay_files(document: &VolumeDocument, image: &Path) -> Vec<PathBuf> {
+    let layers = document.layers_named().filter_map(|layer| layer.overlay());
+    let of_layers = layers.map(|overlay| overlay_path(&overlay.beside(image), overlay.number));
+    let of_job = document.job.iter().flat_map(|job| &job.overlays).map(|number| overlay_path(image, *number));
+    of_layers.chain(of_job).collect()
 }
 
 fn unknown_place(path: &Path, found: &Path) -> Error {
@@ -112,6 +135,7 @@ fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
             return of_target(&TargetError::SameAsSource { path: path.to_owned(), source: of.path.clone() });
         }
         Alias::Apart | Alias::Same => return in_common(path, of),
+        Alias::OfOneServer => "a FUSE server may follow links by itself",
         Alias::Names => "one of them has several names, is mounted by itself, or is a FUSE server's",
         Alias::Unmarked => "no file can be made in its folder to find that out",
         Alias::Silent => "that does not answer",

@@ -50,7 +50,7 @@ enum Process {
 
 const POLL: Duration = Duration::from_millis(20);
 /// How long a QEMU that was just started may take to listen.
-const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+const CONNECT_LIMIT: Duration = Duration::from_secs(120);
 
 impl Guest {
     /// Starts QEMU. The guest is not up yet: see [`Guest::wait_for_load`] and [`Guest::wait_until`].

@@ -7,12 +7,13 @@
 //!
 //! A file of a name that nobody has used is made beside the one and looked for beside the other. Where it is seen both folders are one.
 //! A file with several names, or one that is mounted by itself, may be reached through another folder, and is not told apart by that. Nor
-//! is one of a FUSE server, which may follow links by itself and gives each name numbers of its own; nor any where no file can be made. Two such files of one length are told apart by their bytes, or not at all.
+//! is one of a FUSE server, which may follow links by itself and gives each name numbers of its own; nor any where no file can be made.
+//! Two such files of one length are told apart by their bytes, read past what the kernel keeps of them, or not at all.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::file_system::is_fuse;
@@ -28,6 +29,8 @@ pub enum Alias {
     Apart,
     /// They are one, or the file is one of those that belong to the image.
     Same,
+    /// Nobody can tell: they are files of one FUSE server, which may follow links by itself.
+    OfOneServer,
     /// Nobody can tell: the file, or the image, has several names, is mounted by itself, or is a FUSE server's.
     Names,
     /// Nobody can tell: no file can be made beside the file.
@@ -93,10 +96,13 @@ impl MarkedFile {
         let is_of_server = self.is_of_server || is_of_server(&image);
         let may_be = (is_of_server || found.dev() != self.found.dev()) && found.len() == self.found.len();
         let is_linked = self.found.nlink() > 1 || found.nlink() > 1;
-        let has_names = is_linked || is_of_server || self.is_mounted || is_mount_point(&image);
+        let is_mounted = self.is_mounted || is_mount_point(&image);
+        let is_of_one = is_of_server && found.dev() == self.found.dev() && !is_linked && !is_mounted;
+        let has_names = is_linked || is_of_server || is_mounted;
         Ok(match &self.mark {
             _ if !may_be || self.differs_from(&image).unwrap_or(false) => Alias::Apart,
             None => Alias::Unmarked,
+            Some(_) if is_of_one => Alias::OfOneServer,
             Some(_) if has_names => Alias::Names,
             Some(_) => Alias::Apart,
         })
@@ -116,8 +122,11 @@ impl MarkedFile {
     }
 
     /// Whether `image` has other bytes, which have not been written meanwhile.
+    ///
+    /// # Errors
+    /// One of them cannot be read where its bytes are.
     fn differs_from(&self, image: &Path) -> io::Result<bool> {
-        let (own, image) = (File::open(&self.path)?, File::open(image)?);
+        let (own, image) = (open_past_caches(&self.path)?, open_past_caches(image)?);
         let step = (self.found.len() / SAMPLES).max(SAMPLE_BYTES as u64);
         for offset in (0..self.found.len()).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
             let [mut before, mut bytes, mut after] = [[0; SAMPLE_BYTES]; 3];
@@ -151,6 +160,12 @@ impl Drop for MarkedFile {
 /// Whether a FUSE server has the file, or nobody knows.
 fn is_of_server(path: &Path) -> bool {
     File::open(path).and_then(|file| is_fuse(&file)).unwrap_or(true)
+}
+
+/// A file to read. What the kernel keeps of a server's files may be older than their bytes, so those are read directly.
+fn open_past_caches(path: &Path) -> io::Result<File> {
+    let flags = if is_of_server(path) { libc::O_DIRECT } else { 0 };
+    File::options().read(true).custom_flags(flags).open(path)
 }
 
 fn numbers(found: &Metadata) -> (u64, u64) {

@@ -191,6 +191,18 @@ impl Devices<'_> {
         names
     }
 
+    fn add_files_behind(&self, number: u64, files: &mut Vec<PathBuf>, depth: usize) {
+        let Some(depth) = depth.checked_sub(1) else { return };
+        if let Some(file) = self.attribute(number, "loop/backing_file").map(PathBuf::from) {
+            match std::fs::metadata(&file) {
+                Ok(found) if found.file_type().is_block_device() => self.add_files_behind(found.rdev(), files, depth),
+                _ => files.push(file),
+            }
+        }
+        let below = self.disk_of(number).into_iter().chain(self.slaves(number));
+        below.for_each(|device| self.add_files_behind(device, files, depth));
+    }
+
     /// Whether the two have bytes in common.
     pub(super) fn have_common(&self, one: &Metadata, other: &Metadata) -> bool {
         let (one, other) = (self.pieces(one), self.pieces(other));
@@ -213,6 +225,19 @@ impl Devices<'_> {
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The files whose bytes a block device shows, as a loop device does; the file itself if it is one.
+#[must_use]
+pub fn files_behind(path: &Path) -> Vec<PathBuf> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.file_type().is_block_device() => {
+            let mut files = Vec::new();
+            Devices::of_system().add_files_behind(found.rdev(), &mut files, DEPTH_MAX);
+            files
+        }
+        _ => vec![path.to_owned()],
+    }
 }
 
 /// Whether two files or block devices that exist have bytes in common.

@@ -27,7 +27,7 @@ impl Place {
     fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("hook").tempdir().expect("a temporary directory");
         let hook = hook_in(folder.path());
-        let more = format!("run-vms = true\nvm-hook = \"{}\"\nvm-hook-seconds = 2\n", hook.display());
+        let more = format!("run-vms = true\nvm-hook = \"{}\"\nvm-hook-seconds = 8\n", hook.display());
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
         let spec = TwoHostsSpec { more: more.leak(), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
@@ -169,7 +169,7 @@ fn a_hook_that_refuses_or_hangs_keeps_the_vm_where_it_is_and_hears_that_it_was_a
     place.have_hook("prepare", "");
     place.have_hook("start", "sleep 1000");
     let refused = place.hosts.daemon(Side::A).json(&moving).expect_err("it has moved");
-    assert!(format!("{refused:#}").contains("within 2 s and was killed"), "{refused:#}");
+    assert!(format!("{refused:#}").contains("within 8 s and was killed"), "{refused:#}");
     place.until(both);
     place.until(|place| place.json(Side::B, &["vm", "ls"]) == Value::Array(Vec::new()));
     place.has_stayed();

@@ -4,6 +4,7 @@
 //! the name of a retired source right after the commit, and not at the end of the job only. It is needed once more if a person gives the volume
 //! back to this host: then it gets its old name first. A block device keeps its name and its bytes until the end of the job.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::Error;
@@ -17,6 +18,8 @@ use crate::volume::Volume;
 
 /// How often an image is tried again that a program has.
 const REST: Duration = Duration::from_millis(50);
+/// The same of one that cannot be renamed.
+const REST_LONG: Duration = Duration::from_secs(2);
 
 /// The old image of a committed move to another host, if it is a file of this host that the move has left.
 pub(super) fn left_behind<'a>(
@@ -36,18 +39,23 @@ pub(super) fn left_behind<'a>(
     })
 }
 
-/// Puts the old image of `volume` out of the way. Tried again while a program has it: the QEMU that is being ended, for one.
+/// Puts the old image of `volume` out of the way. Tried again while a program has it, the QEMU that is being ended for one, and while its
+/// folder does not let that be.
 pub(super) async fn put_away(daemon: &Daemon, volume: &Volume) {
-    let mut is_told = false;
+    let mut told = None;
     while let Some(error) = daemon.try_to_put_away(volume).err() {
-        if !matches!(error, TargetError::InUse { .. }) {
-            tracing::warn!(volume = volume.name, %error, "the old image of a volume that was given up keeps its name");
-            return;
+        let is_in_use = matches!(error, TargetError::InUse { .. });
+        if told.replace(is_in_use) != Some(is_in_use) {
+            match is_in_use {
+                true => {
+                    tracing::info!(volume = volume.name, %error, "the old image of a volume that was given up is in use")
+                }
+                false => {
+                    tracing::warn!(volume = volume.name, %error, "the old image of a volume that was given up keeps its name");
+                }
+            }
         }
-        if !std::mem::replace(&mut is_told, true) {
-            tracing::info!(volume = volume.name, %error, "the old image of a volume that was given up is in use");
-        }
-        daemon.env.sleep(REST).await;
+        daemon.env.sleep(if is_in_use { REST } else { REST_LONG }).await;
     }
 }
 
@@ -60,6 +68,12 @@ impl Daemon {
             Some(source) => self.backends.put_away(&source, &self.layout.retired()),
             None => Ok(()),
         }
+    }
+
+    /// Puts the old image of a volume out of the way that was not given back after all.
+    pub(crate) fn put_away_again(self: &Arc<Self>, volume: &Arc<Volume>) {
+        let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
+        self.env.spawn(Box::pin(async move { put_away(&daemon, &volume).await }));
     }
 
     /// The program that has the old image of a volume which this host has given up, in words.

@@ -243,7 +243,7 @@ impl Daemon {
 
     /// Opens a target that nothing was written to yet, and makes the files of `layers` over it.
     pub(super) async fn open_target(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         target: &JobTarget,
         layers: &[LayerDocument],

@@ -82,10 +82,16 @@ pub(super) async fn run_there(daemon: &Arc<Daemon>, machine: &Machine, host: &Ho
     let failed = |error: &Error| {
         let message =
             format!("{} is at {host} by the commit, and {host} does not say yet that it runs: {error}", machine.name);
-        let hint = format!(
-            "it is asked again; if {host} is gone for good, `transhume vm resolve {name} --give-back` and `transhume vm rm {name}` here",
-            name = machine.name
-        );
+        let name = &machine.name;
+        let hint = if is_given_back(daemon, machine) {
+            format!(
+                "its disks were given back here; it is asked again until `transhume vm rm {name}` here frees the name"
+            )
+        } else {
+            format!(
+                "it is asked again; if {host} is gone for good, `transhume vm resolve {name} --give-back` and `transhume vm rm {name}` here"
+            )
+        };
         *machine.problem.lock() = Some(Error::new(error.code, message).with_hint(hint));
     };
     let told = tell(daemon, host, Ask::Run { id }, (&is_wanted, &failed)).await;
@@ -94,6 +100,13 @@ pub(super) async fn run_there(daemon: &Arc<Daemon>, machine: &Machine, host: &Ho
         Err(error) if error.code == ErrorCode::NotFound => Err(unknown_there(&machine.name, host)),
         told => told,
     }
+}
+
+/// Whether a person has taken a disk of a machine back here that its move had given up.
+fn is_given_back(daemon: &Daemon, machine: &Machine) -> bool {
+    let outgoing = machine.document().outgoing;
+    let mut volumes = outgoing.iter().flat_map(|outgoing| &outgoing.volumes);
+    volumes.any(|name| daemon.volume(name).is_ok_and(|volume| volume.document().job.is_none()))
 }
 
 /// It was removed there, or what was on record of it is lost. Nobody here knows whether its guest runs.

@@ -561,13 +561,19 @@ impl Daemon {
             let verdict = "what is left of the memory is given up".to_owned();
             return Ok(vec![Resolution { volume: name.to_owned(), verdict, done, ..Resolution::default() }]);
         }
+        let volumes = volumes_under_way(self, &machine.document());
+        if request.decision == Some(Decision::GiveBack) {
+            self.can_give_back(volumes.iter().filter(|volume| is_given_up(volume))).await?;
+        }
         let mut found = Vec::new();
-        for volume in volumes_under_way(self, &machine.document()) {
-            // The doubt about one ends with that about all.
+        for volume in &volumes {
+            // The doubt about one ends with that about all. What this host has given up is given back disk by disk.
             let was_ended = request.decision.is_some() && found.iter().any(|one: &Resolution| one.done.is_some());
-            let is_asked =
-                volume.document().job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
-            let request = if was_ended && !is_asked { ResolveRequest::default() } else { request };
+            let is_open = is_given_up(volume)
+                || volume.document().job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
+            // An earlier call that failed may have given some of them back.
+            let is_of_others = !is_open && volumes.iter().any(|volume| is_given_up(volume));
+            let request = if was_ended && !is_open || is_of_others { ResolveRequest::default() } else { request };
             found.push(self.resolve(&volume.name, request).await?);
         }
         Ok(found)
@@ -591,6 +597,11 @@ pub(super) async fn call(channel: &mut BoxTransport, host: &HostName, ask: Ask) 
         Err(error) => Err(Error::new(ErrorCode::HostUnreachable, format!("the connection to {host} is lost: {error}"))
             .with_hint("see whether its transhumed runs, is as new as this one, and can be reached")),
     }
+}
+
+/// Whether this host has given a volume up that the other one has not answered to hold.
+fn is_given_up(volume: &Volume) -> bool {
+    volume.document().job.as_ref().and_then(|job| job.committed.as_ref()).is_some_and(|committed| !committed.taken)
 }
 
 /// The disks of a machine that goes or comes.

@@ -186,6 +186,10 @@ impl Daemon {
         for _ in 0..WHOLE_TRIES {
             let made = async {
                 let hypervisor = self.hypervisors.reach(&machine.document().monitor).await?;
+                // A guest that runs here has all of its memory here, whatever became of what was sent.
+                if hypervisor.run_state().await.is_ok_and(|state| state == "running") {
+                    return Ok(());
+                }
                 match hypervisor.memory_flow(&|_| {}).await? {
                     MemoryFlow::Cut => self.rejoin(machine, &*hypervisor, &target).await,
                     MemoryFlow::Complete | MemoryFlow::Following => Ok(()),

@@ -227,6 +227,8 @@ impl Daemon {
         Ok(match &found.incoming {
             Some(incoming) if incoming.machine.as_deref() == name => match incoming.stage {
                 IncomingStage::Held { .. } => DiskHere::Held,
+                // The record is older than the disk, whose guest may run here.
+                _ if self.taken_target(incoming).is_some() => DiskHere::Held,
                 IncomingStage::Filling | IncomingStage::Prepared { .. } => DiskHere::Coming,
             },
             // Its host has let it go, after it was held.

@@ -59,13 +59,38 @@ pub(super) async fn find(
     images: Vec<PathBuf>,
     mark_name: String,
 ) -> Result<Option<(PathBuf, Alias)>> {
+    let looking =
+        |error: Error| Error::new(error.kind(), format!("looking at {}: {}", path.display(), error.context()));
+    let mut asked = Vec::new();
+    for image in images {
+        // One that does not answer is asked by its own name, and found silent.
+        let behind = looks.look(&image, backends::files_behind).await.unwrap_or_else(|_| vec![image.clone()]);
+        asked.extend(behind.into_iter().map(|file| (image.clone(), file)));
+    }
+    let mut found = None;
+    for file in looks.look(path, backends::files_behind).await.map_err(looking)? {
+        match find_file(looks, &file, &asked, mark_name.clone()).await? {
+            Some((image, Alias::Same)) => return Ok(Some((image, Alias::Same))),
+            other => found = found.or(other),
+        }
+    }
+    Ok(found)
+}
+
+/// The same of a file, and of images with the files that they show.
+async fn find_file(
+    looks: &ImageLooks,
+    path: &Path,
+    images: &[(PathBuf, PathBuf)],
+    mark_name: String,
+) -> Result<Option<(PathBuf, Alias)>> {
     let left = looks.look(path, move |path| MarkedFile::new(path, &mark_name).map(|marked| marked.map(Arc::new)));
     let looking = |error| Error::from_os(error, format!("looking at {}", path.display()));
     let Some(marked) = left.await?.map_err(looking)? else { return Ok(None) };
     let mut left = Left(Some(Arc::clone(&marked)));
-    let asked = images.iter().map(|image| {
+    let asked = images.iter().map(|(_, file)| {
         let marked = Arc::clone(&marked);
-        looks.look(image, move |image| marked.alias_of(image, &overlay_files::prefix_of(image)))
+        looks.look(file, move |image| marked.alias_of(image, &overlay_files::prefix_of(image)))
     });
     let asked: Vec<_> = asked.collect();
     drop(marked);
@@ -73,7 +98,7 @@ pub(super) async fn find(
         Ok(Ok(alias)) => alias,
         Ok(Err(_)) | Err(_) => Alias::Silent,
     });
-    let mut found: Vec<(PathBuf, Alias)> = images.iter().cloned().zip(found).collect();
+    let mut found: Vec<(PathBuf, Alias)> = images.iter().map(|(image, _)| image.clone()).zip(found).collect();
     let marked = left.0.take();
     looks.look(path, move |_| marked.iter().for_each(|marked| marked.unmark())).await?;
     found.retain(|(_, alias)| *alias != Alias::Apart);

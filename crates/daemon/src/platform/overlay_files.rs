@@ -25,7 +25,8 @@ pub(super) fn prefix_of(image: &Path) -> String {
     format!(".{}.overlay-", image.file_name().unwrap_or_default().to_string_lossy())
 }
 
-fn path_of(image: &Path, number: u32) -> PathBuf {
+/// Where an overlay of an image is.
+pub(crate) fn path_of(image: &Path, number: u32) -> PathBuf {
     image.with_file_name(format!("{}{number}", prefix_of(image)))
 }
 

@@ -123,6 +123,10 @@ impl Backends for RealBackends {
         in_place(|| mark_layers_of(image, known, generation))
     }
 
+    fn is_taken(&self, target: &PreparedTarget) -> bool {
+        in_place(|| target.committed_epoch().is_some())
+    }
+
     fn committed_epoch<'a>(&'a self, target: &'a PreparedTarget) -> BoxFuture<'a, Option<u64>> {
         let target = target.clone();
         Box::pin(async move {

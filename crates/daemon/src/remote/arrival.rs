@@ -40,7 +40,7 @@ pub(super) enum ArrivalPlace {
 
 impl Daemon {
     /// Makes a place for a volume of `host`, durably.
-    pub(super) async fn make_incoming(&self, host: &str, request: &SessionRequest) -> Result<Arc<Volume>> {
+    pub(super) async fn make_incoming(self: &Arc<Self>, host: &str, request: &SessionRequest) -> Result<Arc<Volume>> {
         let name = &request.volume;
         let _membership = self.membership.lock().await;
         let place = self.may_arrive(host, request)?;
@@ -106,7 +106,7 @@ impl Daemon {
     }
 
     async fn make_noted_incoming(
-        &self,
+        self: &Arc<Self>,
         host: &str,
         request: &SessionRequest,
         (spec, noted): (BackendSpec, Option<&PendingFile>),
@@ -148,7 +148,7 @@ impl Daemon {
 
     /// A volume of `host` that stays where both hosts reach it: nothing is made here but its journal.
     async fn make_shared_incoming(
-        &self,
+        self: &Arc<Self>,
         host: &str,
         request: &SessionRequest,
         (place, grows, cache): (Location, bool, Option<Box<ArrivingCache>>),
@@ -217,7 +217,7 @@ impl Daemon {
     }
 
     async fn begin_arrival(
-        &self,
+        self: &Arc<Self>,
         host: &str,
         request: &SessionRequest,
         document: VolumeDocument,
@@ -243,7 +243,7 @@ impl Daemon {
         Ok(layers)
     }
 
-    async fn record_incoming(&self, document: VolumeDocument) -> Result<Arc<Volume>> {
+    async fn record_incoming(self: &Arc<Self>, document: VolumeDocument) -> Result<Arc<Volume>> {
         let name = document.name.clone();
         let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;

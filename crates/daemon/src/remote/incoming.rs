@@ -62,7 +62,11 @@ impl Daemon {
 
     /// A way for a session of `host` that fills a volume, and whether there is anything of it from before. What an earlier
     /// session has under way is over then.
-    pub(super) async fn open_incoming(&self, host: &str, request: &SessionRequest) -> Result<(Device, bool)> {
+    pub(super) async fn open_incoming(
+        self: &Arc<Self>,
+        host: &str,
+        request: &SessionRequest,
+    ) -> Result<(Device, bool)> {
         let (volume, is_new) = match self.volume(&request.volume) {
             Ok(volume) => (volume, false),
             Err(error) if error.code == ErrorCode::NotFound => (self.make_incoming(host, request).await?, true),
@@ -95,7 +99,7 @@ impl Daemon {
 
     /// Locks what a volume that arrives is written to, or opens what stays where the other host still writes it: to be read,
     /// without locks.
-    pub(crate) async fn open_backend_of_incoming(&self, volume: &Volume) -> Result<()> {
+    pub(crate) async fn open_backend_of_incoming(self: &Arc<Self>, volume: &Volume) -> Result<()> {
         let document = volume.document();
         let (lock_wait, sector) = (self.config.lock_wait(), document.sector_promised());
         let open_options = BackendOpenOptions { lock_wait, sector, ..BackendOpenOptions::default() };
@@ -119,7 +123,7 @@ impl Daemon {
     }
 
     /// Brings up a volume that is held here for a guest of the host that has its layers.
-    pub(crate) async fn reopen_incoming(&self, volume: &Volume) -> Result<()> {
+    pub(crate) async fn reopen_incoming(self: &Arc<Self>, volume: &Volume) -> Result<()> {
         self.open_backend_of_incoming(volume).await?;
         let Some(Incoming { open_backend, ground, .. }) = volume.incoming.lock().take() else { return Ok(()) };
         drop(volume.bring_up_bare(open_backend, ground, self.pool.clone()));
@@ -148,7 +152,7 @@ impl Daemon {
 
     /// Holds the volume under `epoch`, durably, and serves it.
     pub(super) async fn take_incoming(
-        &self,
+        self: &Arc<Self>,
         volume: &Arc<Volume>,
         incoming: &IncomingDocument,
         epoch: u64,
@@ -186,6 +190,12 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         drop(deciding);
+        // An older copy of this record must not remove the volume with what did not arrive.
+        if let Some(target) = &incoming.target
+            && let Err(error) = self.backends.mark(target, epoch, &volume.name)
+        {
+            tracing::warn!(volume = volume.name, %error, "the target could not be marked as the volume's");
+        }
         let Some(arrived) = volume.incoming.lock().take() else { return Ok(()) };
         let served = self.serve_held(volume, arrived, asked).await;
         served.inspect_err(|error| volume.set_problem(error.clone()))?;
@@ -267,7 +277,7 @@ impl Daemon {
     }
 
     /// The other host has let go of what both reach: opens and locks it here.
-    async fn open_shared(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+    async fn open_shared(self: &Arc<Self>, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
         if volume.incoming.lock().is_none() {
             return Ok(());
         }
@@ -400,7 +410,13 @@ impl Daemon {
         set_exclusive(volume, true).await
     }
 
-    /// Forgets a volume that does not arrive, and removes what there is of it.
+    /// The file of a volume that this host has held under an epoch of which its record does not know: that comes from a backup.
+    pub(crate) fn taken_target(&self, incoming: &IncomingDocument) -> Option<String> {
+        let target = incoming.target.as_ref().filter(|_| !incoming.is_held())?;
+        self.backends.is_taken(target).then(|| target.spec.path().display().to_string())
+    }
+
+    /// Forgets a volume that does not arrive, and removes what there is of it. A file that a later record made the volume stays.
     pub(crate) async fn drop_incoming(&self, volume: &Arc<Volume>) -> Result<()> {
         let Some(incoming) = volume.document().incoming.clone() else { return Ok(()) };
         if let IncomingStage::Held { epoch } = incoming.stage {
@@ -442,7 +458,7 @@ impl Daemon {
     }
 
     /// A way for a session of `host` that uses a volume which this host holds, or takes by this.
-    pub(super) async fn open_forward(&self, host: &str, request: &SessionRequest) -> Result<Device> {
+    pub(super) async fn open_forward(self: &Arc<Self>, host: &str, request: &SessionRequest) -> Result<Device> {
         let volume = self.volume(&request.volume)?;
         let _operation = volume.operation.lock().await;
         let incoming = incoming_of(&volume, host, request)?;

@@ -94,7 +94,7 @@ impl Daemon {
     }
 
     /// What reaches a volume of another host. It has no session yet.
-    pub(crate) fn remote_device(&self, volume: &Volume, remote: &RemoteVolume) -> Arc<RemoteVolumeDevice> {
+    pub(crate) fn remote_device(self: &Arc<Self>, volume: &Volume, remote: &RemoteVolume) -> Arc<RemoteVolumeDevice> {
         let rest_max = self.config.hosts.as_ref().map_or(2, |hosts| hosts.resume_interval_seconds);
         let remote_device = RemoteVolumeDevice::new(
             &self.env,
@@ -103,7 +103,14 @@ impl Daemon {
             self.stream_options(remote),
             Duration::from_secs(rest_max),
         );
-        let keeping = Arc::clone(&remote_device).keep(self.note_taken(&volume.journal, remote.job));
+        let (daemon, name) = (Arc::downgrade(self), volume.name.clone());
+        let refuses = move || {
+            let daemon = daemon.upgrade()?;
+            let refused = daemon.refuse_beside(&*daemon.volume(&name).ok()?);
+            refused.err().map(|error| error.to_string())
+        };
+        let note_taken = self.note_taken(&volume.journal, remote.job);
+        let keeping = Arc::clone(&remote_device).keep(note_taken, Box::new(refuses));
         self.env.spawn(Box::pin(keeping));
         remote_device
     }

@@ -45,11 +45,17 @@ impl Daemon {
             return match committed.filter(|committed| !committed.taken) {
                 Some(committed) => self.resolve_fenced(&volume, (remote, committed), request.decision).await,
                 None => {
-                    let there = self.ask_volume_status(remote).await;
-                    let resolution = Resolution {
-                        verdict: format!("{} holds the volume; nothing is in doubt", remote.host),
-                        ..begin(&volume, &document, &remote.host, &there)
+                    let (host, there) = (&remote.host, self.ask_volume_status(remote).await);
+                    let is_unknown = matches!(there, Ok(VolumeStatus::Filling | VolumeStatus::Prepared { .. }));
+                    let verdict = match is_unknown {
+                        false => format!("{host} holds the volume; nothing is in doubt"),
+                        true => format!(
+                            "{host} has answered that it holds the volume, and does not know that any more: its state directory is an \
+                             older one"
+                        ),
                     };
+                    let resolution =
+                        Resolution { verdict, in_doubt: is_unknown, ..begin(&volume, &document, host, &there) };
                     nothing_to_decide(resolution, request.decision)
                 }
             };
@@ -78,12 +84,7 @@ impl Daemon {
             Some(Decision::GiveBack) => self.stop_telling(volume).await?,
             Some(Decision::Take | Decision::Lost) | None => None,
         };
-        let mut there = self.ask_volume_status(remote).await;
-        if deciding.is_some() && there.is_err() {
-            self.revoke(remote).await?;
-            // That may have taken long, and the other host have come back meanwhile, having taken it.
-            there = self.ask_volume_status(remote).await;
-        }
+        let there = self.ask_volume_status(remote).await;
         let host = &remote.host;
         let document = volume.document();
         if is_taken(&document) {
@@ -121,18 +122,41 @@ impl Daemon {
             }
             Some(Decision::GiveBack) if is_held_there => refuse(format!("{host} holds {}", volume.name)),
             Some(Decision::GiveBack) => {
-                if there.is_ok() {
-                    // It must have forgotten what it was prepared for before anybody uses the volume here.
-                    let told = self.ask_host(remote, Ask::Abandon).await;
-                    told.map_err(|error| of_wire(&error, host))?;
-                } else {
-                    self.notify_abort_later(remote);
-                }
-                self.give_back(volume, committed).await?;
+                let telling = self.have_abandoned(volume, remote, (deciding.is_some(), there.is_ok()));
+                Box::pin(self.give_back(volume, committed, telling)).await?;
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
         }
+    }
+
+    /// Has the other host forget what it was prepared for, before anybody uses the volume here: at once if it `answers`, or as soon as it
+    /// does. An arbiter hears of it before, if this host `decides` for a volume that is up.
+    ///
+    /// # Errors
+    /// The other host has taken the volume meanwhile, or refuses; the arbiter does not answer.
+    async fn have_abandoned(
+        self: &Arc<Self>,
+        volume: &Volume,
+        remote: &RemoteVolume,
+        (decides, mut answers): (bool, bool),
+    ) -> Result<()> {
+        let host = &remote.host;
+        if decides && !answers {
+            self.revoke(remote).await?;
+            // That may have taken long, and the other host have come back meanwhile, having taken it.
+            let there = self.ask_volume_status(remote).await;
+            if is_taken(&volume.document()) || matches!(there, Ok(VolumeStatus::Held { .. })) {
+                return refuse(format!("{host} has taken {} meanwhile", volume.name));
+            }
+            answers = there.is_ok();
+        }
+        if answers {
+            let told = self.ask_host(remote, Ask::Abandon).await;
+            return told.map(drop).map_err(|error| of_wire(&error, host));
+        }
+        self.notify_abort_later(remote);
+        Ok(())
     }
 
     /// Nobody at this host tells the other one to hold the volume until what this gives is dropped: what is looked at
@@ -171,22 +195,35 @@ impl Daemon {
         })
     }
 
-    /// This host holds the volume again, which it had given up.
-    async fn give_back(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<()> {
+    /// This host holds the volume again, which it had given up. The other one is told so by `telling`, which cannot be taken back: not
+    /// before all that may fail here is done.
+    async fn give_back(
+        self: &Arc<Self>,
+        volume: &Arc<Volume>,
+        committed: &Committed,
+        telling: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
         let open_options = volume.open_options(self.config.lock_wait());
-        self.bring_old_image_back(volume, committed)?;
-        let source = self.open_source(volume, committed, &open_options).await;
-        let source = source.map_err(|error| of_backend(&error, "the old source"))?;
-        let redirect = Box::pin(reopen_redirect(&source.device, &committed.layers, &self.overlay_context())).await?;
-        let (layers, context) = (&committed.layers, self.overlay_context());
-        let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
-        let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
-        let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
-        let ground = match redirected.or(cached) {
-            // The source alone lacks what its surrogate or its cache holds.
-            Some(device) => device,
-            None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
+        let opening = async {
+            self.bring_old_image_back(volume, committed)?;
+            let source = self.open_source(volume, committed, &open_options).await;
+            let source = source.map_err(|error| of_backend(&error, "the old source"))?;
+            let (layers, context) = (&committed.layers, self.overlay_context());
+            let redirect = Box::pin(reopen_redirect(&source.device, layers, &context)).await?;
+            let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
+            let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
+            let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
+            let ground = match redirected.or(cached) {
+                // The source alone lacks what its surrogate or its cache holds.
+                Some(device) => device,
+                None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
+            };
+            telling.await?;
+            Ok((source, redirect, cache, ground))
         };
+        // The old image gets out of the way again if it is not the volume.
+        let opened = opening.await.inspect_err(|_| self.put_away_again(volume));
+        let (source, redirect, cache, ground) = opened?;
         let trust = cache.trust;
         let remote_device = volume.remote_device();
         let group = record_of(&volume.document());
@@ -222,9 +259,32 @@ impl Daemon {
         Ok(())
     }
 
+    /// Refuses to give back some of the disks of a machine where others cannot be: the other host would keep those.
+    ///
+    /// # Errors
+    /// What is in the way of opening the old image of one of them.
+    pub(crate) async fn can_give_back(self: &Arc<Self>, volumes: impl Iterator<Item = &Arc<Volume>>) -> Result<()> {
+        let volumes: Vec<_> = volumes.collect();
+        for volume in &volumes {
+            let document = volume.document();
+            let Some(committed) = document.job.as_ref().and_then(|job| job.committed.as_ref()) else { continue };
+            let open_options = volume.open_options(self.config.lock_wait());
+            let looking = async {
+                self.bring_old_image_back(volume, committed)?;
+                let opened = self.open_source(volume, committed, &open_options).await;
+                opened.map(drop).map_err(|error| of_backend(&error, "the old source"))
+            };
+            if let Err(error) = looking.await {
+                volumes.iter().for_each(|volume| self.put_away_again(volume));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// What held the volume before it was given up, with the files of its layers.
     async fn open_source(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         committed: &Committed,
         open_options: &BackendOpenOptions,
@@ -246,17 +306,17 @@ impl Daemon {
         decision: Option<Decision>,
     ) -> Result<Resolution> {
         let host = &incoming.host;
-        let remote = RemoteVolume {
-            host: host.clone(),
-            volume: incoming.origin.clone(),
-            job: incoming.job,
-            size: incoming.size,
-            request_alignment: incoming.request_alignment,
-            layers: None,
-            shared: incoming.target.is_none(),
-        };
-        let there = self.ask_volume_status(&remote).await;
+        let there = self.ask_volume_status(&origin_of(incoming)).await;
         let resolution = begin(volume, &volume.document(), host, &there);
+        if let Some(path) = self.taken_target(incoming) {
+            let name = &volume.name;
+            let verdict = format!(
+                "this host has held the volume since, in {path}, which its record does not say: its state directory is an older one; put \
+                 the newest back, or `transhume volume detach {name}` and attach {path}"
+            );
+            let resolution = Resolution { verdict: verdict.clone(), in_doubt: true, ..resolution };
+            return if decision.is_none() { Ok(resolution) } else { refuse(verdict) };
+        }
         match incoming.stage {
             IncomingStage::Held { .. } if incoming.exclusive => {
                 self.resolve_held(volume, incoming, resolution, decision).await
@@ -266,10 +326,18 @@ impl Daemon {
                 nothing_to_decide(Resolution { verdict, ..resolution }, decision)
             }
             IncomingStage::Filling => {
-                let verdict = format!("{host} holds the volume; what is here is not complete");
-                let resolution = Resolution { verdict, ..resolution };
+                let is_given_up = matches!(there, Ok(VolumeStatus::Without));
+                let verdict = match is_given_up {
+                    false => format!("{host} holds the volume; what is here is not complete"),
+                    true => format!(
+                        "{host} does not hold the volume any more, and this host's record says that it has not come: its state \
+                         directory is an older one"
+                    ),
+                };
+                let resolution = Resolution { verdict, in_doubt: is_given_up, ..resolution };
                 match decision {
                     None => Ok(resolution),
+                    Some(_) if is_given_up => refuse(resolution.verdict),
                     Some(Decision::Take) => refuse(format!("what is here of {} is not complete", volume.name)),
                     Some(Decision::GiveBack | Decision::Lost) => self.forget(volume, resolution).await,
                 }
@@ -277,6 +345,24 @@ impl Daemon {
             IncomingStage::Prepared { epoch } => {
                 self.resolve_prepared((volume, incoming, epoch), (resolution, &there), decision).await
             }
+        }
+    }
+
+    /// Refuses to remove what is here of a volume that its origin does not hold any more: this host's record is an older one. A file that
+    /// names the later record stays in any case.
+    ///
+    /// # Errors
+    /// As said.
+    pub(crate) async fn require_held_there(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+        if self.taken_target(incoming).is_some() {
+            return Ok(());
+        }
+        match self.ask_volume_status(&origin_of(incoming)).await {
+            Ok(VolumeStatus::Without) => refuse(format!(
+                "{} does not hold {} any more, and this host's record says that it has not come: its state directory is an older one",
+                incoming.host, volume.name
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -392,6 +478,19 @@ impl Daemon {
     async fn forget(&self, volume: &Arc<Volume>, resolution: Resolution) -> Result<Resolution> {
         self.drop_incoming(volume).await?;
         Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
+    }
+}
+
+/// The volume as the host knows it that it comes from.
+fn origin_of(incoming: &IncomingDocument) -> RemoteVolume {
+    RemoteVolume {
+        host: incoming.host.clone(),
+        volume: incoming.origin.clone(),
+        job: incoming.job,
+        size: incoming.size,
+        request_alignment: incoming.request_alignment,
+        layers: None,
+        shared: incoming.target.is_none(),
     }
 }
 

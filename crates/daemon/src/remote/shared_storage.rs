@@ -5,6 +5,8 @@
 //!   it has flushed and let go    THE PAGE CACHE IS DROPPED, then the volume is held here, then the guest reads
 //! ```
 
+use std::sync::Arc;
+
 use api::v1::Error;
 use backends::CacheMode;
 
@@ -17,7 +19,7 @@ use crate::volume::Volume;
 impl Daemon {
     /// Opens what another host still writes: past the page cache, where that takes requests as fine as the volume's.
     pub(super) async fn open_at_other_host(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         place: &Location,
         options: &BackendOpenOptions,

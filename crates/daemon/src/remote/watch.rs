@@ -49,7 +49,7 @@ fn prepared(volume: &Volume) -> Option<(IncomingDocument, u64)> {
     }
 }
 
-async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, incoming: &IncomingDocument) {
+async fn look(daemon: &Arc<Daemon>, arbiter: &dyn Arbiter, volume: &Arc<Volume>, incoming: &IncomingDocument) {
     match arbiter.ruling(incoming.job).await {
         Ok(Ruling::Committed) => {}
         Ok(Ruling::Unknown | Ruling::Open | Ruling::Withdrawn(_) | Ruling::Abandoned) => return,

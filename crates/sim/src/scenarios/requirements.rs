@@ -582,7 +582,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement("start-changed-base", &[Fault("changed-behind"), Told("read from a cache")]),
     requirement("start-changed-source", &[SWITCHED, RESUMED, Fault("changed-behind")]),
     requirement("away-base", &[A_FAILURE, Fault("away"), Told("written to a cache"), Told("written back")]).because(STARTS),
-    requirement("flush-lost-base", &[A_FAILURE, Fault("flush-lost"), Told("written to a cache")]).because(STARTS),
+    requirement("flush-lost-base", &[A_FAILURE, Fault("flush-lost"), Told("written to a cache")]),
     requirement("flush-lost-image", &[A_FAILURE, Fault("flush-lost"), Told("snapshot"), Told("draining")]).because(STARTS),
     requirement(
         "cache-failing-dirty",

@@ -421,3 +421,26 @@ async fn the_old_image_is_out_of_the_way_from_the_commit_on_and_back_once_the_vo
     assert!(is_there(&pair), "the image of a volume that is held here was put away");
     assert_eq!(Pair::contents(&pair.a, "x").await, vec![7; 1 << 20]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_fails_here_takes_nothing_from_the_other_host() {
+    let pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    let moved = || pair.a.disks.paths().into_iter().find(|path| path.display().to_string().contains("moved"));
+    pair.wait("the old image is out of the way", || moved().is_some()).await;
+    let (image, away) = (moved().expect("it was found"), Path::new("/disks/away"));
+    // Somebody has put it elsewhere.
+    pair.a.disks.rename(&image, away);
+    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
+    for reaches in [true, false] {
+        if !reaches {
+            pair.between.close();
+        }
+        pair.a.core().resolve("x", back).await.expect_err("the old image is not there");
+        assert!(pair.has_file("/incoming/x.raw"), "the only copy is gone");
+    }
+    pair.between.mend();
+    pair.wait("it is held there", || pair.b.document("x").incoming.as_ref().is_some_and(|incoming| incoming.is_held()))
+        .await;
+    assert_eq!(Pair::contents(&pair.b, "x").await, vec![7; 1 << 20]);
+}
