@@ -74,9 +74,8 @@ impl Daemon {
         let images = known.iter().filter(|place| !is_named(place)).map(|place| place.path.clone()).collect();
         let alias = self.backends.alias_of(path, images, random_uuid(&*self.env)).await;
         let Some((found, alias)) = alias.map_err(|error| of_backend(&error, "the target"))? else { return Ok(()) };
-        let is_unknown = !matches!(alias, Alias::Apart | Alias::Same | Alias::Names);
-        if using == Use::Kept && is_unknown {
-            // Nothing is written there by this, and whoever knows what it is has named it.
+        if using == Use::Kept && alias != Alias::Same {
+            // Nothing is written over, and a clone of an image has its bytes.
             return Ok(());
         }
         let Some(of) = known.iter().find(|place| place.path == found) else { return Err(unknown_place(path, &found)) };
@@ -135,7 +134,6 @@ fn refuse_alias(path: &Path, of: &Place, user: &User, alias: Alias) -> Error {
             return of_target(&TargetError::SameAsSource { path: path.to_owned(), source: of.path.clone() });
         }
         Alias::Apart | Alias::Same => return in_common(path, of),
-        Alias::OfOneServer => "a FUSE server may follow links by itself",
         Alias::Names => "one of them has several names, is mounted by itself, or is a FUSE server's",
         Alias::Unmarked => "no file can be made in its folder to find that out",
         Alias::Silent => "that does not answer",

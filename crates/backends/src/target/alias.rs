@@ -29,8 +29,6 @@ pub enum Alias {
     Apart,
     /// They are one, or the file is one of those that belong to the image.
     Same,
-    /// Nobody can tell: they are files of one FUSE server, which may follow links by itself.
-    OfOneServer,
     /// Nobody can tell: the file, or the image, has several names, is mounted by itself, or is a FUSE server's.
     Names,
     /// Nobody can tell: no file can be made beside the file.
@@ -96,13 +94,10 @@ impl MarkedFile {
         let is_of_server = self.is_of_server || is_of_server(&image);
         let may_be = (is_of_server || found.dev() != self.found.dev()) && found.len() == self.found.len();
         let is_linked = self.found.nlink() > 1 || found.nlink() > 1;
-        let is_mounted = self.is_mounted || is_mount_point(&image);
-        let is_of_one = is_of_server && found.dev() == self.found.dev() && !is_linked && !is_mounted;
-        let has_names = is_linked || is_of_server || is_mounted;
+        let has_names = is_linked || is_of_server || self.is_mounted || is_mount_point(&image);
         Ok(match &self.mark {
             _ if !may_be || self.differs_from(&image).unwrap_or(false) => Alias::Apart,
             None => Alias::Unmarked,
-            Some(_) if is_of_one => Alias::OfOneServer,
             Some(_) if has_names => Alias::Names,
             Some(_) => Alias::Apart,
         })

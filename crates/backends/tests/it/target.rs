@@ -94,7 +94,7 @@ fn a_file_is_recognised_by_a_server_that_gives_it_other_numbers() {
     // A server that follows links shows them as files of their own.
     std::fs::copy(behind.join("a"), behind.join("copy")).expect("copied");
     let through = |name: &str| alias(&fuse.at.join(name), "a");
-    assert_eq!((through("copy"), through("b"), through("a")), (Alias::OfOneServer, Alias::Apart, Alias::Same));
+    assert_eq!((through("copy"), through("b"), through("a")), (Alias::Names, Alias::Apart, Alias::Same));
     // By a name in another folder, or mounted there.
     let (linked, mounted) = (side.join("linked"), side.join("mounted"));
     std::fs::hard_link(behind.join("b"), &linked).expect("linked");

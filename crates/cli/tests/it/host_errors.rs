@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::identities::{back_up, restore};
 use crate::support::load::Load;
 use crate::support::pair::{Pair, is_over, wait_until};
 use crate::support::qemu::Qemu;
@@ -268,4 +269,30 @@ fn disks_of_running_machines_move_both_ways_at_once_and_their_guests_go_on() {
     let first = |path: PathBuf| std::fs::read(path).expect("read")[..1 << 20].to_vec();
     assert!(first(pair.arrived("one")).iter().all(|byte| *byte == 0x55), "a write of a guest is lost");
     assert!(first(pair.a.path("incoming").join("other.raw")).iter().all(|byte| *byte == 0x66));
+}
+
+#[test]
+fn an_old_state_directory_of_a_target_removes_nothing_of_what_has_come_since() {
+    let mut pair = Pair::new();
+    let image = pair.a.image("disk.img", 8 << 20, 65536);
+    pair.a.attach("x", &image);
+    let expected = std::fs::read(&image).expect("an image");
+    pair.a.json(&["move", "x", "--to", "b", "--bandwidth", "2MiB/s", "--detach"]);
+    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    back_up(&pair.b, "before");
+    pair.a.json(&["set", "x", "--bandwidth", "0"]);
+    let over = pair.wait_for_move("it is over", is_over);
+    assert_eq!(over["state"], "done", "{over}");
+
+    restore(&mut pair.b, "before");
+    wait_until("it is down", || (pair.at_b("x")["state"] == "down").then_some(()));
+    for host in [&pair.a, &pair.b] {
+        let found = host.json(&["resolve", "x"]);
+        let verdict = found["verdict"].as_str().expect("a verdict");
+        assert!(found["in_doubt"] == true && verdict.contains("state directory is an older one"), "{found}");
+    }
+    pair.b.refused(&["resolve", "x", "--give-back"], 9, "state directory is an older one");
+    pair.b.json(&["volume", "detach", "x"]);
+    assert!(std::fs::read(pair.arrived("x")).expect("it is there") == expected, "other bytes");
+    pair.b.json(&["volume", "attach", "x", "--backend", &format!("file:{}", pair.arrived("x").display())]);
 }

@@ -256,11 +256,11 @@ fn what_is_changed_while_no_daemon_runs_is_found_and_only_then_everything_is_rea
 }
 
 /// Copies the state directory, as a backup program does.
-fn back_up(world: &World, name: &str) {
+pub(crate) fn back_up(world: &World, name: &str) {
     tool("cp", &["-a", &world.text("state"), &world.text(name)]);
 }
 
-fn restore(world: &mut World, name: &str) {
+pub(crate) fn restore(world: &mut World, name: &str) {
     world.terminate();
     std::fs::remove_dir_all(world.path("state")).expect("removed");
     tool("cp", &["-a", &world.text(name), &world.text("state")]);

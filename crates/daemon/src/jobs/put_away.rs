@@ -43,7 +43,11 @@ pub(super) fn left_behind<'a>(
 /// folder does not let that be.
 pub(super) async fn put_away(daemon: &Daemon, volume: &Volume) {
     let mut told = None;
-    while let Some(error) = daemon.try_to_put_away(volume).err() {
+    // Of one that is known no more a person may have the image elsewhere.
+    let is_known = || daemon.volume(&volume.name).is_ok_and(|known| std::ptr::eq(&*known, volume));
+    while is_known()
+        && let Some(error) = daemon.try_to_put_away(volume).err()
+    {
         let is_in_use = matches!(error, TargetError::InUse { .. });
         if told.replace(is_in_use) != Some(is_in_use) {
             match is_in_use {

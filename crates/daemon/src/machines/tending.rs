@@ -19,6 +19,8 @@ use crate::problem::Result;
 
 /// How often the disks are looked at while nobody waits for them.
 const LOOK: Duration = Duration::from_millis(250);
+/// How long a QEMU may take to say whether its guest runs.
+const RUN_STATE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Looks after a machine that comes until it runs, or does not come.
@@ -183,10 +185,21 @@ impl Daemon {
         let document = machine.document();
         let never_ran = self.never_ran(&document)?.ok_or_else(|| torn(&document))?;
         // It may have been started just before this daemon's predecessor died.
-        for process in self.hypervisors.started_for(&document.monitor) {
+        let started = self.hypervisors.started_for(&document.monitor);
+        if !started.is_empty() && self.runs_a_guest(&document.monitor).await {
+            return Err(runs_unrecorded(&document.name));
+        }
+        for process in started {
             self.end_started(machine, &process, &never_ran).await;
         }
         self.give_up(machine, &never_ran).await
+    }
+
+    /// Whether the guest of the QEMU at a monitor runs, whatever a record says.
+    async fn runs_a_guest(&self, monitor: &Monitor) -> bool {
+        let asked = async { self.hypervisors.reach(monitor).await?.run_state().await };
+        let state = env::timeout(&*self.env, RUN_STATE_LIMIT, asked).await;
+        state.is_some_and(|state| state.is_ok_and(|state| state == "running"))
     }
 
     /// What is here of the disks of a machine that comes.
@@ -225,10 +238,10 @@ impl Daemon {
         let found = volume.document();
         let name = Some(document.name.as_str());
         Ok(match &found.incoming {
+            // The record is older than the disk, whose guest may run here.
+            Some(incoming) if self.taken_target(incoming).is_some() => DiskHere::Held,
             Some(incoming) if incoming.machine.as_deref() == name => match incoming.stage {
                 IncomingStage::Held { .. } => DiskHere::Held,
-                // The record is older than the disk, whose guest may run here.
-                _ if self.taken_target(incoming).is_some() => DiskHere::Held,
                 IncomingStage::Filling | IncomingStage::Prepared { .. } => DiskHere::Coming,
             },
             // Its host has let it go, after it was held.
@@ -310,6 +323,13 @@ fn torn(document: &MachineDocument) -> Error {
         "`transhume vm resolve {}` says what both hosts have; nothing is ended or started",
         document.name
     ))
+}
+
+fn runs_unrecorded(name: &str) -> Error {
+    let message = format!(
+        "the guest of {name} runs here, and this host's record says that it has not come: its state directory is an older one"
+    );
+    Error::new(ErrorCode::WrongState, message).with_hint("put the newest state directory back; nothing is ended here")
 }
 
 /// What both hosts say of a machine whose QEMU has ended between the commit and its first step.
