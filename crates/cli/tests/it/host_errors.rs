@@ -294,5 +294,5 @@ fn an_old_state_directory_of_a_target_removes_nothing_of_what_has_come_since() {
     pair.b.refused(&["resolve", "x", "--give-back"], 9, "state directory is an older one");
     pair.b.json(&["volume", "detach", "x"]);
     assert!(std::fs::read(pair.arrived("x")).expect("it is there") == expected, "other bytes");
-    pair.b.json(&["volume", "attach", "x", "--backend", &format!("file:{}", pair.arrived("x").display())]);
+    pair.b.attach("x", &pair.arrived("x"));
 }
