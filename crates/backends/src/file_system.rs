@@ -26,9 +26,10 @@ pub(crate) fn is_in_memory(file: &File) -> io::Result<bool> {
     Ok(kind == TMPFS || kind == RAMFS)
 }
 
-/// Whether a FUSE server has the file.
-pub(crate) fn is_fuse(file: &File) -> io::Result<bool> {
-    Ok(rustix::fs::fstatfs(file)?.f_type as i64 == FUSE)
+/// Whether a FUSE server has the file at `path`, or nobody knows.
+pub(crate) fn is_of_server(path: &Path) -> bool {
+    let kind = File::open(path).and_then(|file| Ok(rustix::fs::fstatfs(file)?.f_type as i64));
+    kind.map_or(true, |kind| kind == FUSE)
 }
 
 /// Whether the file system says how long a file is without waiting for anything: it has the lengths of open files in

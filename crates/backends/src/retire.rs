@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::file_system::is_fuse;
+use crate::file_system::is_of_server;
 use crate::rename::rename_to_free;
 use crate::target::{
     DeviceIdentity, FileIdentity, TargetError, block_size_of, device_names, directory_of, have_common, is_read_only,
@@ -96,11 +96,6 @@ impl SourceIdentity {
             None => self.file.is_still(found),
         }
     }
-}
-
-/// Whether the file is one of a FUSE server.
-fn is_of_server(path: &Path) -> bool {
-    File::open(path).and_then(|file| is_fuse(&file)).unwrap_or(true)
 }
 
 fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {

@@ -331,8 +331,8 @@ impl Daemon {
     }
 
     /// Whether `volume` is one of them still.
-    pub(crate) fn has(&self, volume: &Arc<Volume>) -> bool {
-        self.volumes.read().get(&volume.name).is_some_and(|there| Arc::ptr_eq(there, volume))
+    pub(crate) fn has(&self, volume: &Volume) -> bool {
+        self.volumes.read().get(&volume.name).is_some_and(|there| std::ptr::eq(&**there, volume))
     }
 
     /// A volume that recovery has found.

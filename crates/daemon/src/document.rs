@@ -476,6 +476,11 @@ impl VolumeDocument {
         group.is_some_and(|group| group.machine.is_some())
     }
 
+    /// The commit of its move to another host, as long as that has not answered that it holds the volume.
+    pub(crate) fn given_up(&self) -> Option<&Committed> {
+        self.job.as_ref()?.committed.as_ref().filter(|committed| !committed.taken)
+    }
+
     /// Whether snapshots of the volume were taken, and lie over its backend.
     #[must_use]
     pub fn has_overlays(&self) -> bool {

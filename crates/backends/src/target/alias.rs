@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::file_system::is_fuse;
+use crate::file_system::is_of_server;
 
 /// How much of two files is compared that are not told apart otherwise.
 const SAMPLES: u64 = 64;
@@ -150,11 +150,6 @@ impl Drop for MarkedFile {
     fn drop(&mut self) {
         self.unmark();
     }
-}
-
-/// Whether a FUSE server has the file, or nobody knows.
-fn is_of_server(path: &Path) -> bool {
-    File::open(path).and_then(|file| is_fuse(&file)).unwrap_or(true)
 }
 
 /// A file to read. What the kernel keeps of a server's files may be older than their bytes, so those are read directly.

@@ -44,8 +44,7 @@ pub(super) fn left_behind<'a>(
 pub(super) async fn put_away(daemon: &Daemon, volume: &Volume) {
     let mut told = None;
     // Of one that is known no more a person may have the image elsewhere.
-    let is_known = || daemon.volume(&volume.name).is_ok_and(|known| std::ptr::eq(&*known, volume));
-    while is_known()
+    while daemon.has(volume)
         && let Some(error) = daemon.try_to_put_away(volume).err()
     {
         let is_in_use = matches!(error, TargetError::InUse { .. });
@@ -67,7 +66,7 @@ impl Daemon {
     fn try_to_put_away(&self, volume: &Volume) -> Result<(), TargetError> {
         let document = volume.document();
         let Some(record) = document.job.as_deref() else { return Ok(()) };
-        let Some(committed) = record.committed.as_ref().filter(|committed| !committed.taken) else { return Ok(()) };
+        let Some(committed) = document.given_up() else { return Ok(()) };
         match left_behind(&volume.name, record, committed) {
             Some(source) => self.backends.put_away(&source, &self.layout.retired()),
             None => Ok(()),

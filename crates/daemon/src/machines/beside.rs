@@ -34,8 +34,8 @@ impl Daemon {
     /// Who that is.
     pub(crate) fn refuse_beside(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
-        let is_untaken = document.job.as_ref().and_then(|job| job.committed.as_ref()).is_some_and(|it| !it.taken);
-        let group = document.job.as_ref().and_then(|job| job.group.as_ref()).filter(|_| is_untaken);
+        let group = document.job.as_ref().and_then(|job| job.group.as_ref());
+        let group = group.filter(|_| document.given_up().is_some());
         let Some(name) = group.and_then(|group| group.machine.as_deref()) else { return Ok(()) };
         let Some(machine) = self.machine_on_record(name) else { return Ok(()) };
         let Some(outgoing) = &machine.outgoing else { return Ok(()) };

@@ -601,7 +601,7 @@ pub(super) async fn call(channel: &mut BoxTransport, host: &HostName, ask: Ask) 
 
 /// Whether this host has given a volume up that the other one has not answered to hold.
 fn is_given_up(volume: &Volume) -> bool {
-    volume.document().job.as_ref().and_then(|job| job.committed.as_ref()).is_some_and(|committed| !committed.taken)
+    volume.document().given_up().is_some()
 }
 
 /// The disks of a machine that goes or comes.

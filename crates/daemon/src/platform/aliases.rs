@@ -61,12 +61,13 @@ pub(super) async fn find(
 ) -> Result<Option<(PathBuf, Alias)>> {
     let looking =
         |error: Error| Error::new(error.kind(), format!("looking at {}: {}", path.display(), error.context()));
-    let mut asked = Vec::new();
-    for image in images {
+    let behind = join_all(images.iter().map(|image| looks.look(image, backends::files_behind))).await;
+    let asked = images.into_iter().zip(behind).flat_map(|(image, behind)| {
         // One that does not answer is asked by its own name, and found silent.
-        let behind = looks.look(&image, backends::files_behind).await.unwrap_or_else(|_| vec![image.clone()]);
-        asked.extend(behind.into_iter().map(|file| (image.clone(), file)));
-    }
+        let behind = behind.unwrap_or_else(|_| vec![image.clone()]);
+        behind.into_iter().map(move |file| (image.clone(), file))
+    });
+    let asked: Vec<_> = asked.collect();
     let mut found = None;
     for file in looks.look(path, backends::files_behind).await.map_err(looking)? {
         match find_file(looks, &file, &asked, mark_name.clone()).await? {

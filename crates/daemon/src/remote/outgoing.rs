@@ -122,8 +122,7 @@ impl Daemon {
             let (journal, hosts, env) = (Arc::clone(&journal), Arc::clone(&hosts), Arc::clone(&env));
             Box::pin(async move {
                 let document = journal.document();
-                let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
-                if committed.is_none_or(|committed| committed.taken) {
+                if document.given_up().is_none() {
                     return Ok(());
                 }
                 let taken = |job: &mut JobDocument| _ = job.committed.as_mut().map(|committed| committed.taken = true);

@@ -41,8 +41,7 @@ impl Daemon {
             return self.resolve_incoming(&volume, incoming, request.decision).await;
         }
         if let Location::Remote(remote) = &document.backend {
-            let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
-            return match committed.filter(|committed| !committed.taken) {
+            return match document.given_up() {
                 Some(committed) => self.resolve_fenced(&volume, (remote, committed), request.decision).await,
                 None => {
                     let (host, there) = (&remote.host, self.ask_volume_status(remote).await);
@@ -87,7 +86,7 @@ impl Daemon {
         let there = self.ask_volume_status(remote).await;
         let host = &remote.host;
         let document = volume.document();
-        if is_taken(&document) {
+        if document.given_up().is_none() {
             return refuse(format!("{host} has taken {} meanwhile", volume.name));
         }
         let resolution = begin(volume, &document, host, &there);
@@ -146,7 +145,7 @@ impl Daemon {
             self.revoke(remote).await?;
             // That may have taken long, and the other host have come back meanwhile, having taken it.
             let there = self.ask_volume_status(remote).await;
-            if is_taken(&volume.document()) || matches!(there, Ok(VolumeStatus::Held { .. })) {
+            if volume.document().given_up().is_none() || matches!(there, Ok(VolumeStatus::Held { .. })) {
                 return refuse(format!("{host} has taken {} meanwhile", volume.name));
             }
             answers = there.is_ok();
@@ -532,12 +531,6 @@ fn here(document: &VolumeDocument) -> String {
         Location::Local(_) | Location::Foreign(_) => format!("held under epoch {epoch}"),
         Location::Remote(remote) => format!("given up to {remote} under epoch {epoch}"),
     }
-}
-
-/// Whether the other host has answered that it holds the volume, by what is on record now.
-fn is_taken(document: &VolumeDocument) -> bool {
-    let job = document.job.as_ref();
-    job.is_none_or(|job| job.committed.as_ref().is_none_or(|committed| committed.taken))
 }
 
 fn nothing_to_decide(resolution: Resolution, decision: Option<Decision>) -> Result<Resolution> {
