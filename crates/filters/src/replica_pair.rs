@@ -107,7 +107,7 @@ pub struct ReplicaStatus {
     pub lost: Option<usize>,
     /// The member that lacks something, which could not be put on record yet. Requests fail until it is.
     pub suspect: Option<usize>,
-    /// The member that is made like the other one, which has `unsettled_bytes` to go.
+    /// The member that is made like the other one, which has `unsettled_bytes` to go, until it is on record that it is so.
     pub rebuilt: Option<usize>,
     /// What the lost or the suspect member has failed with, unless it was lost before the pair was opened.
     pub cause: Option<String>,
@@ -167,7 +167,7 @@ impl ReplicaPair {
         ReplicaStatus {
             lost: state.lost.as_ref().map(|(member, _)| *member),
             suspect: state.suspect.as_ref().map(|(member, _)| *member),
-            rebuilt: state.rebuilt,
+            rebuilt: state.rebuilt.or(state.noted_whole),
             cause: cause.map(|error| error.chain()),
             failed_reads: [read(&inner.failed_reads[0]), read(&inner.failed_reads[1])],
             reads_by_other: read(&inner.reads_by_other),

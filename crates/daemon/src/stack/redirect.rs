@@ -3,6 +3,7 @@
 //! The layer is on record as one that may hold bytes from before the guest's first write to it. An empty one on record that never came
 //! into the path is opened like any other. How it comes and goes is in `redirect_changes`.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -196,17 +197,29 @@ impl Daemon {
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
     pub(crate) fn show_surrogate(&self, surrogate: &Surrogate) -> v1::Surrogate {
+        // Before what is on record is read: otherwise a copy that is done in between would look like one that has failed.
+        let left: HashMap<String, u64> = surrogate
+            .show()
+            .partitions
+            .into_iter()
+            .filter_map(|partition| Some((self.rebuild_left_bytes(&partition.volume)?, partition.volume)))
+            .map(|(left_bytes, volume)| (volume, left_bytes))
+            .collect();
         let mut shown = surrogate.show();
         for partition in &mut shown.partitions {
+            partition.rebuild_left_bytes = left.get(&partition.volume).copied();
             let volume = self.volume_if_any(&partition.volume).ok().flatten();
-            let stacked =
-                volume.as_ref().and_then(|volume| volume.with_stack(|stack| stack.redirect().cloned()).flatten());
-            let status = stacked.and_then(|stacked| stacked.pair).map(|pair| pair.status());
-            let rebuilt = status.filter(|status| status.rebuilt.is_some());
-            partition.rebuild_left_bytes = rebuilt.map(|status| status.unsettled_bytes);
             partition.redirection = volume.and_then(|volume| volume.redirection());
         }
         shown
+    }
+
+    /// How much is to be copied still to the store that a volume's part of a surrogate has lost, while that goes on.
+    fn rebuild_left_bytes(&self, volume: &str) -> Option<u64> {
+        let volume = self.volume_if_any(volume).ok().flatten()?;
+        let stacked = volume.with_stack(|stack| stack.redirect().cloned()).flatten()?;
+        let status = stacked.pair?.status();
+        status.rebuilt.map(|_| status.unsettled_bytes)
     }
 
     /// How the API shows all of them.

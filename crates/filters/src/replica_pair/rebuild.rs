@@ -105,8 +105,11 @@ impl Inner {
             }
             // A failure from here on is noted after this is.
             state.rebuilt = None;
+            state.noted_whole = Some(member);
         }
-        if let Err(error) = self.loss.note_whole(member, &device).await {
+        let noted = self.loss.note_whole(member, &device).await;
+        self.state.lock().noted_whole = None;
+        if let Err(error) = noted {
             let error = error.wrap(format!("putting on record that {} is whole", device.name()));
             // Nobody knows what is on record now. It is made sure of before anything is answered that only the other one has.
             let noted = Error::new(error.kind(), error.chain());

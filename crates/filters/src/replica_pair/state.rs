@@ -15,6 +15,8 @@ pub(super) struct State {
     pub(super) suspect: Option<(usize, Arc<Error>)>,
     /// The member that is made like the other one. It is on record as lost, and has nothing that is unsettled.
     pub(super) rebuilt: Option<usize>,
+    /// The member that is like the other one again, while that is put on record.
+    pub(super) noted_whole: Option<usize>,
     /// Where the members may differ although none is lost. They do not overlap.
     unsettled: Vec<Extent>,
     /// How many flushes have failed on both, and how often a member was replaced.
@@ -27,7 +29,7 @@ impl State {
             Some(member) => Some((member, None)),
             None => None,
         };
-        Self { lost, suspect: None, rebuilt: None, unsettled: Vec::new(), failed_flushes: 0 }
+        Self { lost, suspect: None, rebuilt: None, noted_whole: None, unsettled: Vec::new(), failed_flushes: 0 }
     }
 
     /// The member that reads come from.

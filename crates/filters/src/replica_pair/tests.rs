@@ -449,6 +449,28 @@ async fn a_pair_takes_what_both_take_and_what_is_no_pair_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_is_being_rebuilt_until_it_is_on_record_that_it_is_not_lost() {
+    let scene = Scene::new();
+    scene.fail(0, FaultVerb::Write);
+    scene.write(0, 1).await.expect("one is left");
+    let new = Device::new("new", MemDevice::new(SIZE));
+    scene.notes.permits.forget_permits(Semaphore::MAX_PERMITS);
+    {
+        let mut rebuilt = std::pin::pin!(scene.pair.rebuild(new.clone(), || true));
+        for _ in 0..1000 {
+            assert!(futures::poll!(&mut rebuilt).is_pending(), "it is not on record");
+            tokio::task::yield_now().await;
+        }
+        // Whoever asks now is not told that it is lost still: that would be a rebuild that has failed.
+        let status = scene.pair.status();
+        assert_eq!((status.unsettled_bytes, status.rebuilt, scene.noted()), (0, Some(0), vec![0]));
+        scene.notes.permits.add_permits(10);
+        rebuilt.await.expect("it is on record");
+    }
+    assert_eq!((scene.noted(), scene.pair.status().rebuilt), (vec![], None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_member_comes_back_as_another_device_and_is_trusted_once_it_has_everything() {
     for lost in [0, 1] {
         let scene = Scene::new();
