@@ -153,10 +153,17 @@ async fn watch(client: &Client, name: &str, json: bool) -> Result<u8> {
     };
     line.finish_and_clear();
     print(json, &over, || show_move(&over))?;
-    Ok(over.error.map_or(0, |error| {
+    let unfinished = unfinished_disks(&over).map(|(_, error)| error.clone()).next();
+    Ok(over.error.or(unfinished).map_or(0, |error| {
         say::aside(&format!("transhume: {error}"));
         error.exit_code
     }))
+}
+
+/// The disks of a machine that has gone of which something is left to do here, as an old image that keeps its name.
+fn unfinished_disks(over: &VmMove) -> impl Iterator<Item = (&str, &Error)> {
+    let disks = over.disks.iter().filter(|_| over.state == JobState::Done);
+    disks.filter_map(|job| Some((job.volume.as_str(), job.error.as_ref()?)))
 }
 
 fn progress(moving: &VmMove) -> String {
@@ -225,6 +232,8 @@ fn show_one(vm: &Vm) -> String {
     }
     lines.extend(vm.problem.as_ref().map(|problem| format!("  problem      {problem}")));
     lines.extend(vm.last_move.as_ref().map(|last| format!("  last move    {}", show_move(last))));
+    let unfinished = vm.last_move.iter().flat_map(unfinished_disks);
+    lines.extend(unfinished.map(|(volume, error)| format!("  unfinished   {volume}: {error}")));
     lines.join("\n")
 }
 

@@ -281,7 +281,7 @@ impl Core {
     /// # Errors
     /// As the API's `resolve`.
     pub async fn resolve(&self, volume: &str, request: ResolveRequest) -> Result<Resolution> {
-        self.daemon.resolve(volume, request).await
+        self.daemon.resolve_volume(volume, request).await
     }
 
     /// Stops serving `volume`.

@@ -19,7 +19,7 @@ const OWN: &str = "test-durations.json";
 /// Tests that take less are not worth a line in the repository.
 const KEPT_SECONDS_MIN: f64 = 1.0;
 
-/// Seconds, and how many processors were busy meanwhile on average.
+/// Seconds, and how many processors it keeps busy meanwhile on average.
 type Measured = (f64, f64);
 
 /// What tests took, by their names.

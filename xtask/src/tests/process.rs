@@ -26,7 +26,7 @@ const ENTER: &str = r#"{ echo $$ > "$0/cgroup.procs"; } 2> /dev/null; exec "$@""
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) seconds: f64,
-    /// How many processors were busy with it and what it has started, on average.
+    /// How many processors it and what it has started would keep busy, on average, if nobody else used them.
     pub(super) processors: f64,
     pub(super) is_good: bool,
     /// How many of its tests were not run: ignored ones, and those that say so.
@@ -64,6 +64,7 @@ pub(super) fn run(task: &Task) -> anyhow::Result<Outcome> {
     let Ended { status, said, complained, hangs, is_held } = wait(child, began, task.limit, group.as_ref())?;
     let seconds = began.elapsed().as_secs_f64();
     let busy = group.as_ref().map_or(0.0, Group::busy_seconds);
+    let waited = group.as_ref().map_or(0.0, Group::waiting_seconds);
     let mut left = group.map_or_else(|| end_process_group(process), Group::end);
     if is_held && left.is_empty() {
         left.push("one that is not found, which has its output open".to_owned());
@@ -85,9 +86,17 @@ pub(super) fn run(task: &Task) -> anyhow::Result<Outcome> {
     let last = || said.lines().last().unwrap_or("it has said nothing").to_owned();
     let summary = verdict.as_ref().and_then(|verdict| verdict.summary.clone()).unwrap_or_else(last);
     say(format_args!("{} ({seconds:.1} s, {busy:.1} s of processors): {summary}", task.name));
-    let processors = if seconds > 0.0 { busy / seconds } else { 0.0 };
+    let processors = demand(busy, seconds, waited);
     let not_run = verdict.map_or(0, |verdict| verdict.not_run);
     Ok(Outcome { name: task.name.clone(), seconds, processors, is_good, not_run })
+}
+
+/// How many processors a task would keep busy that was `busy` for so long in `seconds`, and waited for a processor in `waited` of
+/// them. Without that each crowded run would have the next one be more crowded.
+fn demand(busy: f64, seconds: f64, waited: f64) -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
+    let undisturbed = (seconds - waited).max(busy / cores);
+    if undisturbed > 0.0 { busy / undisturbed } else { 0.0 }
 }
 
 /// How a process came to its end.
@@ -238,6 +247,13 @@ impl Group {
         used.unwrap_or(0.0) / 1e6
     }
 
+    /// How long one of it at least had something to do and no processor. None where the kernel does not say.
+    fn waiting_seconds(&self) -> f64 {
+        let text = fs::read_to_string(self.path.join("cpu.pressure")).unwrap_or_default();
+        let some = text.lines().find_map(|line| line.strip_prefix("some ")?.split("total=").nth(1)?.parse::<f64>().ok());
+        some.unwrap_or(0.0) / 1e6
+    }
+
     /// Who is in it.
     fn members(&self) -> Vec<String> {
         let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
@@ -287,6 +303,15 @@ mod tests {
         assert!(!run(&shell("silent", "exit 0", Some(1))).expect("it runs").is_good);
         assert!(run(&shell("chore", "exit 0", None)).expect("it runs").is_good);
         assert!(!run(&shell("killed", "kill -KILL $$", None)).expect("it runs").is_good);
+    }
+
+    #[test]
+    fn what_a_task_needs_is_told_apart_from_what_a_crowd_leaves_to_it() {
+        assert_eq!(demand(10.0, 40.0, 0.0), 0.25, "it waits for something else");
+        assert_eq!(demand(10.0, 40.0, 30.0), 1.0, "it waits for a processor");
+        let cores = demand(10.0, 40.0, 40.0);
+        assert_eq!(cores, std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64));
+        assert_eq!(demand(0.0, 0.0, 0.0), 0.0);
     }
 
     #[test]

@@ -212,6 +212,31 @@ fn a_vm_whose_move_is_cancelled_goes_on_where_it_is_and_nothing_is_left_at_the_t
     assert!(place.folder.path().join("disk0.raw").exists());
 }
 
+/// Whoever starts the VM's command line again would start a second guest: nobody may take such a move for one that is done with.
+#[test]
+fn an_old_image_that_keeps_its_name_is_told_after_a_move_that_counts() {
+    let mut place = Place::on(|_| String::new(), &["images/disk0.raw"]);
+    let images = place.folder.path().join("images");
+    let is_kept = |flag: &str| {
+        let changed = std::process::Command::new("chattr").arg(flag).arg(&images).status();
+        assert!(changed.expect("chattr is there").success());
+    };
+    is_kept("+i");
+    let host = place.hosts.daemon(Side::A);
+    let moved = host.run(&["vm", "move", "web1", "--to", "b"]).expect("it runs");
+    let shown = host.run(&["vm", "show", "web1"]).expect("it runs");
+    is_kept("-i");
+    let [said, complained] = [&moved.stdout, &moved.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(said.contains("web1 is at b"), "{said}{complained}\n{}", place.logs());
+    assert!(!moved.status.success() && complained.contains("disk0.raw"), "{complained}");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("unfinished") && shown.contains("disk0.raw"), "{shown}");
+    let folder = place.folder_of(Side::B);
+    place.guest.leave();
+    place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+    place.verify();
+}
+
 #[test]
 fn a_vm_whose_target_dies_as_it_is_announced_moves_there_afterwards_and_back() {
     let mut place = Place::new(1);

@@ -161,10 +161,10 @@ async fn resolve(
 ) -> Answer<v1::Resolution> {
     let request: v1::ResolveRequest = parse(&body)?;
     if request.decision.is_none() {
-        return Ok(Json(daemon.resolve(&name, request).await?));
+        return Ok(Json(daemon.resolve_volume(&name, request).await?));
     }
     let action = ("volume.resolve", name.clone());
-    audited(daemon, peer, action, &request, async move |daemon, _| daemon.resolve(&name, request).await).await
+    audited(daemon, peer, action, &request, async move |daemon, _| daemon.resolve_volume(&name, request).await).await
 }
 
 async fn start_move(

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Resolution, ResolveRequest};
 use env::Moment;
 use futures::future::{Either, select};
 use uuid::Uuid;
@@ -97,6 +97,26 @@ impl Daemon {
         match self.hosts.arbiter() {
             Some(arbiter) => arbiter.ruling(Uuid::nil()).await.map(drop),
             None => Ok(()),
+        }
+    }
+
+    /// Says what both hosts have on record of one volume, and does what was decided about it.
+    ///
+    /// # Errors
+    /// It is a disk of a machine that is on its way: what is decided is decided about all of its disks.
+    pub(crate) async fn resolve_volume(self: &Arc<Self>, name: &str, request: ResolveRequest) -> Result<Resolution> {
+        let goes_with = |machine: &Arc<Machine>| {
+            let outgoing = machine.document().outgoing;
+            outgoing.is_some_and(|outgoing| outgoing.volumes.iter().any(|volume| volume == name))
+        };
+        match self.machines.list().into_iter().find(goes_with).filter(|_| request.decision.is_some()) {
+            None => self.resolve(name, request).await,
+            Some(machine) => {
+                let vm = &machine.name;
+                let message = format!("{name} is a disk of {vm}, whose disks stay together while it is on its way");
+                Err(Error::new(ErrorCode::WrongState, message)
+                    .with_hint(format!("`transhume vm resolve {vm}` decides about all of them")))
+            }
         }
     }
 

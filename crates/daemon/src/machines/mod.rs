@@ -377,15 +377,23 @@ impl Daemon {
         }
         if let Some(incoming) = &document.incoming {
             let is_switching = machine.is_switching.load(Ordering::Relaxed) || self.may_be_committed(&machine).await;
-            let Some(never_ran) = self.never_ran(&document)?.filter(|_| !is_switching) else {
-                let message = format!("{name} comes from {}", incoming.host);
-                return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
-                    "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
-                )));
-            };
-            // The other host hears that it does not come, and its guest goes on there.
-            self.give_up(&machine, &never_ran).await?;
-            return Ok(shown);
+            match self.never_ran(&document)? {
+                // The other host hears that it does not come, and its guest goes on there.
+                Some(never_ran) if !is_switching => {
+                    self.give_up(&machine, &never_ran).await?;
+                    return Ok(shown);
+                }
+                // What this host holds of it stays, and there is nothing to end.
+                None if !is_switching && self.is_nothing_left(&document) => {}
+                _ => {
+                    let message = format!("{name} comes from {}", incoming.host);
+                    return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
+                        "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have; if {} knows of no such \
+                         move any more, end its QEMU here yourself first",
+                        incoming.host
+                    )));
+                }
+            }
         }
         if let Some(following) = &document.following {
             let message = format!("the memory of {name} still comes from {}", following.host);
@@ -412,6 +420,13 @@ impl Daemon {
             Ok(hypervisor) => hypervisor.is_loaded().await.unwrap_or(true),
             Err(_) => true,
         }
+    }
+
+    /// Whether no QEMU of a machine that comes is left here, on record or not.
+    fn is_nothing_left(&self, document: &MachineDocument) -> bool {
+        let is_qmp = matches!(document.monitor, Monitor::Qmp(_));
+        let has_ended = document.process.as_ref().is_none_or(|process| !self.hypervisors.lives(process));
+        is_qmp && has_ended && self.hypervisors.started_for(&document.monitor).is_empty()
     }
 
     /// Whether the move of a machine waits only for another host or a missing record, and nothing runs here.

@@ -320,8 +320,9 @@ pub(super) fn judge(disks: &[DiskHere], is_begun: bool) -> Option<Judged> {
 fn torn(document: &MachineDocument) -> Error {
     let message = format!("this host holds some disks of {}, and others are not here", document.name);
     Error::new(ErrorCode::WrongState, message).with_hint(format!(
-        "`transhume vm resolve {}` says what both hosts have; nothing is ended or started",
-        document.name
+        "`transhume vm resolve {name}` says what both hosts have, and nothing is ended or started; if the others never come, end its \
+         QEMU yourself, and `transhume vm rm {name}` frees the name: the disks that are here stay",
+        name = document.name
     ))
 }
 
@@ -329,7 +330,10 @@ fn runs_unrecorded(name: &str) -> Error {
     let message = format!(
         "the guest of {name} runs here, and this host's record says that it has not come: its state directory is an older one"
     );
-    Error::new(ErrorCode::WrongState, message).with_hint("put the newest state directory back; nothing is ended here")
+    Error::new(ErrorCode::WrongState, message).with_hint(format!(
+        "put the newest state directory back; nothing is ended here. Without one, shut the guest down: `transhume vm rm {name}` frees the \
+         name then, and the disks stay"
+    ))
 }
 
 /// What both hosts say of a machine whose QEMU has ended between the commit and its first step.

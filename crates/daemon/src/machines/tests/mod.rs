@@ -4,13 +4,14 @@ mod fake_qemu;
 
 use std::time::Duration;
 
-use api::v1::{ErrorCode, JobState};
+use api::v1::{Decision, ErrorCode, JobState, ResolveRequest};
 use block::{Bytes, Data, Mutation};
 use uuid::Uuid;
 
 use super::document::{self, IncomingMachine, LastWord, MachineDisk, MachineDocument, MemoryFate, OutgoingMachine};
 use crate::daemon::Daemon;
 use crate::jobs::CommitRecord;
+use crate::location::Location;
 use crate::remote::tests::harness::Pair;
 use fake_qemu::FakeQemu;
 
@@ -249,6 +250,46 @@ async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts(
     assert_eq!(error.code, ErrorCode::VmLost, "{error}");
     pair.b.daemon().remove_machine(NAME).await.expect("its name is free");
     assert!(pair.b.daemon().volume("x").is_ok(), "the disk stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_of_which_only_some_disks_have_come_is_forgotten_once_its_qemu_has_ended() {
+    let mut pair = Pair::start().await;
+    let qemu = FakeQemu::stopped();
+    pair.b.hypervisors = std::sync::Arc::new(qemu.clone());
+    pair.b.kill();
+    pair.b.start().await;
+    let disks = vec![disk(), MachineDisk { volume: "y".to_owned(), ..disk() }];
+    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", disks).await.expect("added");
+    pair.between.mend();
+    came_with_machine(&pair).await;
+    put_on_record(pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
+    pair.b.kill();
+    pair.between.mend();
+    pair.b.start().await;
+    a_while().await;
+    let refused = pair.b.daemon().remove_machine(NAME).await.expect_err("its QEMU may have the guest");
+    assert_eq!((refused.code, qemu.state().killed), (ErrorCode::Busy, Vec::new()), "{refused}");
+    qemu.set(|state| (state.pid, state.beside) = (None, Some(2)));
+    pair.b.daemon().remove_machine(NAME).await.expect_err("one that is not on record has its monitor");
+    qemu.set(|state| state.beside = None);
+    pair.b.daemon().remove_machine(NAME).await.expect("nothing is left of it");
+    assert!(pair.b.daemon().machine(NAME).is_err() && qemu.state().killed.is_empty());
+    assert!(matches!(pair.b.document("x").backend, Location::Local(_)), "the disk that has come stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_decides_about_one_disk_of_a_machine_that_is_on_its_way() {
+    let (mut pair, _qemu) = with_machine().await;
+    pair.attach().await;
+    let commit = CommitRecord::Group(Uuid::from_u128(9));
+    restarted_with(&mut pair, |document| document.outgoing = Some(outgoing(commit))).await;
+    let decide = |decision| pair.a.core().resolve("x", ResolveRequest { decision, at_risk: true });
+    for decision in [Decision::GiveBack, Decision::Take] {
+        let refused = decide(Some(decision)).await.expect_err("its other disks would go another way");
+        assert!(refused.code == ErrorCode::WrongState && refused.to_string().contains("vm resolve vm"), "{refused}");
+    }
+    decide(None).await.expect("it is told what is on record");
 }
 
 #[tokio::test(start_paused = true)]
