@@ -250,7 +250,8 @@ impl Group {
     /// How long one of it at least had something to do and no processor. None where the kernel does not say.
     fn waiting_seconds(&self) -> f64 {
         let text = fs::read_to_string(self.path.join("cpu.pressure")).unwrap_or_default();
-        let some = text.lines().find_map(|line| line.strip_prefix("some ")?.split("total=").nth(1)?.parse::<f64>().ok());
+        let some =
+            text.lines().find_map(|line| line.strip_prefix("some ")?.split("total=").nth(1)?.parse::<f64>().ok());
         some.unwrap_or(0.0) / 1e6
     }
 
