@@ -147,6 +147,14 @@ impl<'a> Retiring<'a> {
         }
     }
 
+    /// What is there of it, by its own name or by the one that it is retired with.
+    #[must_use]
+    pub fn found(&self) -> Option<Metadata> {
+        let (real, moved) = self.names().ok()?;
+        let there = [real, moved].into_iter().filter_map(|path| std::fs::symlink_metadata(path).ok());
+        there.into_iter().find(|found| self.is_meant(found))
+    }
+
     /// Whether it is a file that is where it was.
     #[must_use]
     pub fn is_file(&self) -> bool {

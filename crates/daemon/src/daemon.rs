@@ -476,6 +476,8 @@ impl Daemon {
                     self.drop_incoming(&volume).await?;
                     return Ok(shown);
                 }
+                // Nothing is here of it: an older record names a file that has gone on under another name.
+                IncomingStage::Prepared { .. } if self.is_target_absent(incoming) => {}
                 IncomingStage::Prepared { .. } => {
                     let message = format!("{name} comes from {}, which may have given it up already", incoming.host);
                     return Err(Error::new(ErrorCode::WrongState, message)
@@ -495,6 +497,12 @@ impl Daemon {
         let shown = self.remove_volume(&volume).await?;
         self.let_go_elsewhere(&document).await;
         Ok(shown)
+    }
+
+    /// Whether what a volume was to come to is not there any more.
+    fn is_target_absent(&self, incoming: &crate::document::IncomingDocument) -> bool {
+        let found = incoming.target.as_ref().map(|target| self.backends.resolve(target.spec.path()));
+        matches!(found, Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound)
     }
 
     /// A volume of this host is no more: if another host holds it, that need not keep it for a guest of this one.

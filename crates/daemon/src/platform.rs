@@ -212,6 +212,11 @@ pub trait Backends: OverlayBackends {
         Ok(())
     }
 
+    /// The processes of this host that write to what held a volume, but for its own daemons.
+    fn writers_of(&self, _source: &Retiring<'_>) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// See [`backends::bring_back`].
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub use plan::{
     AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
     RECONNECT_SECONDS, Step, node_name,
 };
-pub use process::{ProcessState, QemuProcess, require_writer, writes_to};
+pub use process::{ProcessState, QemuProcess, require_writer, writers_of, writes_to};
 pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, WeakQmp, owner_of_socket, qemu_of};
 pub use run::{
     DiskState, RecoveryGoal, Surroundings, adopt, cover_of, disk_state, forget, name_image, recover, release,

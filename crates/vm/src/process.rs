@@ -120,6 +120,18 @@ pub fn writes_to(pid: u32, image: &Metadata) -> io::Result<bool> {
     Ok(false)
 }
 
+/// The processes that have the file or block device `image` open for writing, but for this program's own ones.
+#[must_use]
+pub fn writers_of(image: &Metadata) -> Vec<u32> {
+    let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = program("self");
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    // Another daemon of this host, or a helper of either, writes for clients that are known.
+    let is_other = |pid: &u32| own.is_none() || program(&pid.to_string()) != own;
+    pids.filter(is_other).filter(|pid| writes_to(*pid, image).unwrap_or(false)).collect()
+}
+
 /// Refuses an image that QEMU names and does not write itself. Otherwise an attacker who controls QEMU could have us
 /// open any file.
 pub(crate) fn require_open(pid: Option<u32>, image: &Path) -> Result<()> {
@@ -217,6 +229,30 @@ mod tests {
         for name in ["read", "closed", "missing"] {
             let error = require_open(own, &path(name)).expect_err(name);
             assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+    #[test]
+    fn whoever_else_writes_to_a_file_is_found_and_this_program_and_readers_are_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk");
+        let _own = fs::File::create(&path).expect("created");
+        let found = fs::metadata(&path).expect("it is there");
+        assert_eq!(writers_of(&found), Vec::<u32>::new());
+        let start = |redirection: &str| {
+            let script = format!("exec 9{redirection} \"$0\"; echo; exec sleep 1000");
+            let mut child = Command::new("sh");
+            child.args(["-c", &script]).arg(&path).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let mut child = child.spawn().expect("it runs");
+            let mut line = [0];
+            std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut line).expect("it has opened it");
+            child
+        };
+        let (mut reader, mut writer) = (start("<"), start(">>"));
+        let writers = writers_of(&found);
+        assert!(writers.contains(&writer.id()) && !writers.contains(&reader.id()), "{writers:?}");
+        for child in [&mut reader, &mut writer] {
+            child.kill().expect("killed");
+            child.wait().expect("ended");
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::v1::Error;
 use backends::{Retiring, TargetError};
+use vm::QemuProcess;
 
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
@@ -21,22 +22,26 @@ const REST: Duration = Duration::from_millis(50);
 /// The same of one that cannot be renamed.
 const REST_LONG: Duration = Duration::from_secs(2);
 
-/// The old image of a committed move to another host, if it is a file of this host that the move has left.
-pub(super) fn left_behind<'a>(
-    name: &'a str,
-    record: &'a JobDocument,
-    committed: &'a Committed,
-) -> Option<Retiring<'a>> {
+/// The image of a committed move to another host that held the volume here: left behind, or reached by both hosts.
+fn old_image<'a>(name: &'a str, record: &'a JobDocument, committed: &'a Committed) -> Option<Retiring<'a>> {
     let Location::Local(spec) = &committed.source else { return None };
-    let is_copied = matches!(record.target, JobTarget::Remote(_)) && !record.target.is_shared();
     let identity = record.source_identity.as_deref();
-    is_copied.then(|| Retiring {
+    matches!(record.target, JobTarget::Remote(_)).then(|| Retiring {
         path: spec.path(),
         identity,
         holder: None,
         epoch: committed.epoch,
         volume: Some(name),
     })
+}
+
+/// The same, if the move has left it behind.
+pub(super) fn left_behind<'a>(
+    name: &'a str,
+    record: &'a JobDocument,
+    committed: &'a Committed,
+) -> Option<Retiring<'a>> {
+    old_image(name, record, committed).filter(|_| !record.target.is_shared())
 }
 
 /// Puts the old image of `volume` out of the way. Tried again while a program has it, the QEMU that is being ended for one, and while its
@@ -79,12 +84,18 @@ impl Daemon {
         self.env.spawn(Box::pin(async move { put_away(&daemon, &volume).await }));
     }
 
-    /// The program that has the old image of a volume which this host has given up, in words.
-    pub(crate) fn user_of_old_image(&self, volume: &Volume) -> Option<String> {
-        match self.try_to_put_away(volume) {
-            Err(error @ TargetError::InUse { .. }) => Some(error.to_string()),
-            Ok(()) | Err(_) => None,
+    /// The program that has the old image of a volume which this host has given up, in words. An image that keeps its name, as a block
+    /// device or one that both hosts reach, is guarded by nothing but this look. `moved` is the QEMU that has moved.
+    pub(crate) fn user_of_old_image(&self, volume: &Volume, moved: Option<&QemuProcess>) -> Option<String> {
+        if let Err(error @ TargetError::InUse { .. }) = self.try_to_put_away(volume) {
+            return Some(error.to_string());
         }
+        let document = volume.document();
+        let (record, committed) = (document.job.as_deref()?, document.given_up()?);
+        let image = old_image(&volume.name, record, committed)?;
+        let is_other = |pid: &u32| moved.is_none_or(|moved| moved.pid != *pid || !self.hypervisors.lives(moved));
+        let writer = self.backends.writers_of(&image).into_iter().find(is_other)?;
+        Some(format!("process {writer} writes to its old disk {}", image.path.display()))
     }
 
     /// Gives the old image of a volume its name again: a person has given the volume back to this host.

@@ -62,7 +62,7 @@ impl Daemon {
             }
         }
         let volumes = outgoing.volumes.iter().filter_map(|name| self.volume(name).ok());
-        volumes.filter_map(|volume| self.user_of_old_image(&volume)).next()
+        volumes.filter_map(|volume| self.user_of_old_image(&volume, machine.process.as_ref())).next()
     }
 }
 

@@ -207,8 +207,20 @@ impl Daemon {
         let going = document.outgoing.as_ref().and_then(|outgoing| outgoing.domain.as_ref());
         let coming = document.incoming.as_ref().and_then(|incoming| incoming.domain.as_ref());
         // One that was not begun may be somebody else's.
-        if let (Some(uuid), Ok(libvirt)) = (going.or(coming), self.libvirt()) {
-            libvirt.end(uuid).await;
+        let (Some(uuid), Ok(libvirt)) = (going.or(coming), self.libvirt()) else { return };
+        if going.is_some() && self.runs_as_another(document).await {
+            let vm = &document.name;
+            tracing::error!(vm, uuid, "a domain that has moved was started here again, and is left as it is");
+            return;
         }
+        libvirt.end(uuid).await;
+    }
+
+    /// Whether the domain of a machine that has moved runs here in another QEMU than the one that has: somebody has started it again.
+    async fn runs_as_another(&self, document: &MachineDocument) -> bool {
+        let Some(known) = &document.process else { return false };
+        let reached = self.hypervisors.reach(&document.monitor).await;
+        let process = reached.ok().and_then(|hypervisor| hypervisor.process());
+        process.is_some_and(|process| process != *known)
     }
 }

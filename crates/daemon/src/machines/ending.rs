@@ -163,9 +163,11 @@ pub(super) fn no_answer(host: &HostName) -> Error {
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
 pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>, proof: &Committed) {
     daemon.end_machine(machine, None, proof.into()).await;
-    // Of one that had come here before. Another one of its name may have come since a person had this one forgotten.
-    if daemon.is_known(machine) {
-        daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
+    // Of one that had come here before. Another one of its name may have come since a person had this one forgotten, or since a record
+    // that is an older one: what lives there needs its sockets.
+    let folder = daemon.machine_folder(&machine.name);
+    if daemon.is_known(machine) && !daemon.has_live_qemu(&folder) {
+        daemon.hypervisors.clear(&folder);
     }
     for volume in volumes {
         if let Some(job) = volume.job() {

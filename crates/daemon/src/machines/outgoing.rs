@@ -563,7 +563,7 @@ impl Daemon {
         }
         let volumes = volumes_under_way(self, &machine.document());
         if request.decision == Some(Decision::GiveBack) {
-            self.can_give_back(volumes.iter().filter(|volume| is_given_up(volume))).await?;
+            Box::pin(self.decide_give_back(name, &volumes, request.at_risk)).await?;
         }
         let mut found = Vec::new();
         for volume in &volumes {

@@ -8,7 +8,7 @@
 //! A machine that was removed from the record runs on, with its sockets where they were. Another one of its name may not come then: the
 //! folder is made anew for it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::v1::{Error, ErrorCode, Monitor};
 use vm::QemuProcess;
@@ -32,14 +32,18 @@ impl Daemon {
         self.machine_folder(OUTGOING).join(name)
     }
 
+    /// Whether a QEMU has its monitor in `folder`, on record or not.
+    pub(super) fn has_live_qemu(&self, folder: &Path) -> bool {
+        !self.hypervisors.started_for(&monitor_in(folder)).is_empty()
+    }
+
     /// Refuses a machine in whose folder another QEMU has its monitor than `own`, which is about to be ended.
     ///
     /// # Errors
     /// Who it is, and what to do.
     pub(super) fn require_own_folder(&self, name: &str, own: Option<&QemuProcess>) -> Result<()> {
         let folder = self.machine_folder(name);
-        let monitor = Monitor::Qmp(folder.join(MONITOR).display().to_string());
-        let holders = self.hypervisors.started_for(&monitor);
+        let holders = self.hypervisors.started_for(&monitor_in(&folder));
         let Some(holder) = holders.iter().find(|holder| Some(*holder) != own) else { return Ok(()) };
         let (pid, folder) = (holder.pid, folder.display());
         let message = format!("a QEMU that is not on record (process {pid}) runs here with its sockets in {folder}");
@@ -47,4 +51,8 @@ impl Daemon {
             "it came here as {name} earlier: end it, or give the VM that moves another name (`vm rm` and `vm add` there)"
         )))
     }
+}
+
+fn monitor_in(folder: &Path) -> Monitor {
+    Monitor::Qmp(folder.join(MONITOR).display().to_string())
 }

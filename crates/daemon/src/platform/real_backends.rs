@@ -143,6 +143,10 @@ impl Backends for RealBackends {
         in_place(|| if source.is_file() { retire_source(source, keep).map(drop) } else { Ok(()) })
     }
 
+    fn writers_of(&self, source: &Retiring<'_>) -> Vec<u32> {
+        in_place(|| source.found().map(|found| vm::writers_of(&found)).unwrap_or_default())
+    }
+
     fn bring_back(&self, source: &Retiring<'_>) -> Result<(), TargetError> {
         in_place(|| bring_back(source))
     }

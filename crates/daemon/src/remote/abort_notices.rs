@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::commit::forget_ruling;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::daemon::Daemon;
-use crate::document::random_uuid;
+use crate::document::{VolumeDocument, random_uuid};
 use crate::hosts::HostName;
 use crate::location::{Location, RemoteVolume};
 use crate::platform::Hosts;
@@ -157,6 +157,27 @@ impl Daemon {
         self.deliver_later(&remote.host);
     }
 
+    /// Puts on record, at once and durably, that none of these volumes is to arrive at its host. From here on none of them is told to
+    /// hold it.
+    ///
+    /// # Errors
+    /// It could not be stored: nothing is decided.
+    pub(super) fn decide_abort(&self, remotes: &[RemoteVolume]) -> Result<()> {
+        self.with_notices(|pending_notices| {
+            let mut decided = pending_notices.clone();
+            let wanted = remotes.iter().map(|remote| PendingNotice { remote: remote.clone(), released: false });
+            decided.extend(wanted.filter(|notice| !pending_notices.contains(notice)));
+            self.store_notices(&decided)?;
+            *pending_notices = decided;
+            Ok(())
+        })
+    }
+
+    fn store_notices(&self, pending_notices: &[PendingNotice]) -> Result<()> {
+        let text = serde_json::to_string_pretty(pending_notices).expect("plain data serialises");
+        self.layout.write_atomically(&self.layout.abandoned(), &text)
+    }
+
     fn add_notice(&self, notice: &PendingNotice) {
         self.change_notices(|pending_notices| {
             if !pending_notices.contains(notice) {
@@ -175,6 +196,11 @@ impl Daemon {
             self.change_notices(|pending_notices| pending_notices.retain(|notice| !is_here(notice)));
         }
         self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
+    }
+
+    /// Delivers what there is for `host`, without waiting for any answer.
+    pub(super) fn resume_notices_for(self: &Arc<Self>, host: &str) {
+        self.deliver_later(host);
     }
 
     /// Makes sure that one task delivers all pending notices to `host`.
@@ -196,10 +222,13 @@ impl Daemon {
         }));
     }
 
-    /// What the host's payer pays next; without anything there is no payer any more.
+    /// What the host's task delivers next; without anything there is no task any more.
     fn next_notice(&self, host: &str) -> Option<PendingNotice> {
+        let given_up = self.given_up();
         let mut notifiers = self.notifiers.lock();
-        let next = self.pending_notices().into_iter().find(|notice| notice.remote.host == host);
+        // A volume that is to be given back has it on record by its notice until it is back.
+        let is_due = |notice: &PendingNotice| notice.released || !given_up.contains(&notice.remote);
+        let next = self.pending_notices().into_iter().find(|notice| notice.remote.host == host && is_due(notice));
         if next.is_none() {
             notifiers.remove(host);
         }
@@ -230,6 +259,17 @@ impl Daemon {
         true
     }
 
+    /// Where the volumes are to be that this host has given up and no other one has taken, as far as is known here.
+    fn given_up(&self) -> Vec<RemoteVolume> {
+        let volumes = self.volumes();
+        let documents = volumes.iter().map(|volume| volume.document()).filter(|document| document.given_up().is_some());
+        let remote_of = |document: Arc<VolumeDocument>| match &document.backend {
+            Location::Remote(remote) => Some(remote.clone()),
+            _ => None,
+        };
+        documents.filter_map(remote_of).collect()
+    }
+
     /// Whether the move `job` was undone, and its target has not been told yet.
     pub(super) fn has_aborted(&self, job: uuid::Uuid) -> bool {
         self.pending_notices().iter().any(|notice| notice.remote.job == job && !notice.released)
@@ -243,8 +283,7 @@ impl Daemon {
     fn change_notices(&self, change: impl FnOnce(&mut Vec<PendingNotice>)) {
         self.with_notices(|pending_notices| {
             change(pending_notices);
-            let text = serde_json::to_string_pretty(pending_notices).expect("plain data serialises");
-            if let Err(error) = self.layout.write_atomically(&self.layout.abandoned(), &text) {
+            if let Err(error) = self.store_notices(pending_notices) {
                 tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive could not be noted");
             }
         });

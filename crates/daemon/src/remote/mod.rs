@@ -70,6 +70,7 @@ mod pending_files;
 mod remote_volume_device;
 mod resolve;
 mod resolve_asked;
+mod resolve_together;
 mod session_authorizer;
 mod shared_storage;
 #[cfg(test)]

@@ -104,10 +104,14 @@ impl Daemon {
             Duration::from_secs(rest_max),
         );
         let (daemon, name) = (Arc::downgrade(self), volume.name.clone());
-        let refuses = move || {
+        let job = remote.job;
+        let refuses = move |is_told_again| {
             let daemon = daemon.upgrade()?;
-            let refused = daemon.refuse_beside(&*daemon.volume(&name).ok()?);
-            refused.err().map(|error| error.to_string())
+            if daemon.has_aborted(job) {
+                return Some("it is given back to this host".to_owned());
+            }
+            let volume = daemon.volume(&name).ok().filter(|_| is_told_again)?;
+            daemon.refuse_beside(&volume).err().map(|error| error.to_string())
         };
         let note_taken = self.note_taken(&volume.journal, remote.job);
         let keeping = Arc::clone(&remote_device).keep(note_taken, Box::new(refuses));

@@ -122,8 +122,8 @@ pub(crate) enum Found {
 /// What is done, durably, when the other host has answered that it holds the volume, before any request goes there.
 pub(crate) type NoteTaken = Box<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
-/// Why the other host is not to be told now that it holds the volume, if it is not.
-pub(crate) type Refuses = Box<dyn Fn() -> Option<String> + Send + Sync>;
+/// Why the other host is not to be told now that it holds the volume, if it is not; asked whether it was told in vain before.
+pub(crate) type Refuses = Box<dyn Fn(bool) -> Option<String> + Send + Sync>;
 
 impl RemoteVolumeDevice {
     /// A device without a session, whose sessions are opened as `options` say.
@@ -345,8 +345,8 @@ impl RemoteVolumeDevice {
     /// Keeps the sessions of a device after [`turn`](Self::turn), until it is closed. It runs on the caller's worker,
     /// which must outlive every job.
     ///
-    /// After a session that was lost, or did not come about, `refuses` is asked before the other host is told again: somebody may use the
-    /// volume here meanwhile.
+    /// Before the other host is told `refuses` is asked, and says more after a session that was lost, or did not come about: somebody may
+    /// use the volume here meanwhile.
     pub(crate) async fn keep(self: Arc<Self>, note_taken: NoteTaken, refuses: Refuses) {
         let mut lost = None;
         loop {
@@ -358,7 +358,7 @@ impl RemoteVolumeDevice {
                     changed.await;
                 }
                 State::Waiting(epoch) => {
-                    let outcome = match lost.and_then(|_| refuses()) {
+                    let outcome = match refuses(lost.is_some()) {
                         Some(why) => Err(Error::new(ErrorKind::Busy, why)),
                         None => self.forward(epoch, &note_taken).await,
                     };

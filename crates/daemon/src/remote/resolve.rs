@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Decision, Error, ErrorCode, JobState, Resolution, ResolveRequest};
+use block::Device;
 use migrate::stream::{Ask, VolumeStatus};
 
 use super::outgoing::remote_of;
@@ -18,12 +19,20 @@ use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, of_backend};
-use crate::stack::{open_cache, open_layer_files, reopen_redirect, resume_drains};
+use crate::stack::{FoundCache, StackedRedirect, open_cache, open_layer_files, reopen_redirect, resume_drains};
 use crate::volume::Volume;
 
 /// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 const TURN_LOOK: Duration = Duration::from_millis(10);
+
+/// What a volume that was given up was here, opened again.
+struct GivenUp {
+    source: OpenBackend,
+    redirect: Option<StackedRedirect>,
+    cache: FoundCache,
+    ground: Device,
+}
 
 /// What the other host has said of a volume, or why it has not.
 pub(super) type There = Result<VolumeStatus, block::Error>;
@@ -42,16 +51,22 @@ impl Daemon {
         }
         if let Location::Remote(remote) = &document.backend {
             return match document.given_up() {
-                Some(committed) => self.resolve_fenced(&volume, (remote, committed), request.decision).await,
+                Some(committed) => self.resolve_fenced(&volume, (remote, committed), request).await,
                 None => {
                     let (host, there) = (&remote.host, self.ask_volume_status(remote).await);
-                    let is_unknown = matches!(there, Ok(VolumeStatus::Filling | VolumeStatus::Prepared { .. }));
-                    let verdict = match is_unknown {
-                        false => format!("{host} holds the volume; nothing is in doubt"),
-                        true => format!(
+                    let is_unknown = matches!(&there, Ok(status) if !matches!(status, VolumeStatus::Held { .. }));
+                    let verdict = match &there {
+                        Ok(VolumeStatus::Without) => format!(
+                            "{host} has answered that it holds the volume, and does not know it any more: it was let go there, or its state \
+                             directory is an older one; its bytes are in a file there"
+                        ),
+                        Ok(VolumeStatus::Filling | VolumeStatus::Prepared { .. }) => format!(
                             "{host} has answered that it holds the volume, and does not know that any more: its state directory is an \
                              older one"
                         ),
+                        Ok(VolumeStatus::Held { .. }) | Err(_) => {
+                            format!("{host} holds the volume; nothing is in doubt")
+                        }
                     };
                     let resolution =
                         Resolution { verdict, in_doubt: is_unknown, ..begin(&volume, &document, host, &there) };
@@ -77,7 +92,7 @@ impl Daemon {
         self: &Arc<Self>,
         volume: &Arc<Volume>,
         (remote, committed): (&RemoteVolume, &Committed),
-        decision: Option<Decision>,
+        ResolveRequest { decision, at_risk }: ResolveRequest,
     ) -> Result<Resolution> {
         let deciding = match decision {
             Some(Decision::GiveBack) => self.stop_telling(volume).await?,
@@ -95,7 +110,10 @@ impl Daemon {
             in_doubt: !is_held_there,
             verdict: match &there {
                 Ok(VolumeStatus::Held { .. }) => format!("{host} holds the volume; this host notes that in a moment"),
-                Ok(VolumeStatus::Prepared { .. }) => format!("{host} is to hold the volume, and is told so again and again"),
+                Ok(VolumeStatus::Prepared { .. }) => {
+                    format!("{host} is to hold the volume, and is told so again and again")
+                }
+                Ok(VolumeStatus::Without) if !self.has_aborted(remote.job) => not_known_there(&volume.name, host),
                 Ok(VolumeStatus::Filling | VolumeStatus::Without) => {
                     format!("{host} cannot hold the volume: --give-back lets it be used here again")
                 }
@@ -103,12 +121,16 @@ impl Daemon {
                     "nobody uses the volume until {host} answers; if it never will, --give-back lets it be used here again"
                 ),
             },
-            risk: there.as_ref().err().map(|_| {
-                format!(
+            risk: match &there {
+                Ok(VolumeStatus::Without) if !self.has_aborted(remote.job) => Some(format!(
+                    "--give-back --risk: if {host} has held the volume and let it go since, what is here lacks what was written there"
+                )),
+                Ok(_) => None,
+                Err(_) => Some(format!(
                     "--give-back: if {host} has taken the volume after all, or is told to before it hears of this, and somebody \
                      uses it there, there are two of it"
-                )
-            }),
+                )),
+            },
             ..resolution
         };
         match decision {
@@ -121,12 +143,33 @@ impl Daemon {
             }
             Some(Decision::GiveBack) if is_held_there => refuse(format!("{host} holds {}", volume.name)),
             Some(Decision::GiveBack) => {
+                self.require_known_there(&volume.name, remote, (&there, at_risk))?;
                 let telling = self.have_abandoned(volume, remote, (deciding.is_some(), there.is_ok()));
                 Box::pin(self.give_back(volume, committed, telling)).await?;
+                self.resume_notices_for(host);
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
         }
+    }
+
+    /// Refuses to use what is here of a volume of which the other host, `there`, knows nothing: it may have held it and let it go since.
+    ///
+    /// # Errors
+    /// As said, unless a person takes the risk, or this host has had it forget the volume.
+    pub(super) fn require_known_there(
+        &self,
+        name: &str,
+        remote: &RemoteVolume,
+        (there, at_risk): (&There, bool),
+    ) -> Result<()> {
+        if at_risk || !matches!(there, Ok(VolumeStatus::Without)) || self.has_aborted(remote.job) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::WrongState, not_known_there(name, &remote.host)).with_hint(format!(
+            "look for its file at {host}; if it has never been used there, decide with --risk",
+            host = remote.host
+        )))
     }
 
     /// Has the other host forget what it was prepared for, before anybody uses the volume here: at once if it `answers`, or as soon as it
@@ -163,7 +206,7 @@ impl Daemon {
     ///
     /// # Errors
     /// The move has its commit on record and does not come to pass the guest's requests on.
-    async fn stop_telling(&self, volume: &Volume) -> Result<Option<Deciding>> {
+    pub(super) async fn stop_telling(&self, volume: &Volume) -> Result<Option<Deciding>> {
         let began = self.env.now();
         // A commit is on record a moment before the guest's requests turn to the other host. Who decides in between would
         // decide beside the one that is going to tell it.
@@ -182,7 +225,7 @@ impl Daemon {
 
     /// Has the arbiter, if there is one, take its ruling back. Otherwise a host that cannot be asked would take the
     /// volume by itself as soon as it reaches the arbiter.
-    async fn revoke(&self, remote: &RemoteVolume) -> Result<()> {
+    pub(super) async fn revoke(&self, remote: &RemoteVolume) -> Result<()> {
         let Some(arbiter) = self.hosts.arbiter() else { return Ok(()) };
         let revoked = arbiter.decide(remote.job, Ruling::Committed, Ruling::Abandoned).await;
         revoked.map(drop).map_err(|error| {
@@ -202,27 +245,14 @@ impl Daemon {
         committed: &Committed,
         telling: impl Future<Output = Result<()>>,
     ) -> Result<()> {
-        let open_options = volume.open_options(self.config.lock_wait());
         let opening = async {
-            self.bring_old_image_back(volume, committed)?;
-            let source = self.open_source(volume, committed, &open_options).await;
-            let source = source.map_err(|error| of_backend(&error, "the old source"))?;
-            let (layers, context) = (&committed.layers, self.overlay_context());
-            let redirect = Box::pin(reopen_redirect(&source.device, layers, &context)).await?;
-            let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
-            let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
-            let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
-            let ground = match redirected.or(cached) {
-                // The source alone lacks what its surrogate or its cache holds.
-                Some(device) => device,
-                None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
-            };
+            let opened = self.open_given_up(volume, committed).await?;
             telling.await?;
-            Ok((source, redirect, cache, ground))
+            Ok(opened)
         };
         // The old image gets out of the way again if it is not the volume.
-        let opened = opening.await.inspect_err(|_| self.put_away_again(volume));
-        let (source, redirect, cache, ground) = opened?;
+        let opened = opening.await.inspect_err(|_: &Error| self.put_away_again(volume));
+        let GivenUp { source, redirect, cache, ground } = opened?;
         let trust = cache.trust;
         let remote_device = volume.remote_device();
         let group = record_of(&volume.document());
@@ -261,24 +291,39 @@ impl Daemon {
     /// Refuses to give back some of the disks of a machine where others cannot be: the other host would keep those.
     ///
     /// # Errors
-    /// What is in the way of opening the old image of one of them.
-    pub(crate) async fn can_give_back(self: &Arc<Self>, volumes: impl Iterator<Item = &Arc<Volume>>) -> Result<()> {
-        let volumes: Vec<_> = volumes.collect();
-        for volume in &volumes {
+    /// What is in the way of using one of them.
+    pub(super) async fn can_give_back(self: &Arc<Self>, given_up: &[Arc<Volume>]) -> Result<()> {
+        for volume in given_up {
             let document = volume.document();
-            let Some(committed) = document.job.as_ref().and_then(|job| job.committed.as_ref()) else { continue };
-            let open_options = volume.open_options(self.config.lock_wait());
-            let looking = async {
-                self.bring_old_image_back(volume, committed)?;
-                let opened = self.open_source(volume, committed, &open_options).await;
-                opened.map(drop).map_err(|error| of_backend(&error, "the old source"))
-            };
-            if let Err(error) = looking.await {
-                volumes.iter().for_each(|volume| self.put_away_again(volume));
+            let Some(committed) = document.given_up() else { continue };
+            if let Err(error) = Box::pin(self.open_given_up(volume, committed)).await {
+                given_up.iter().for_each(|volume| self.put_away_again(volume));
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// Opens all that the volume was here before it was given up.
+    ///
+    /// # Errors
+    /// What is in the way; the old image may have its name again then.
+    async fn open_given_up(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<GivenUp> {
+        let open_options = volume.open_options(self.config.lock_wait());
+        self.bring_old_image_back(volume, committed)?;
+        let source = self.open_source(volume, committed, &open_options).await;
+        let source = source.map_err(|error| of_backend(&error, "the old source"))?;
+        let (layers, context) = (&committed.layers, self.overlay_context());
+        let redirect = Box::pin(reopen_redirect(&source.device, layers, &context)).await?;
+        let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
+        let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
+        let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
+        let ground = match redirected.or(cached) {
+            // The source alone lacks what its surrogate or its cache holds.
+            Some(device) => device,
+            None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
+        };
+        Ok(GivenUp { source, redirect, cache, ground })
     }
 
     /// What held the volume before it was given up, with the files of its layers.
@@ -318,7 +363,7 @@ impl Daemon {
         }
         match incoming.stage {
             IncomingStage::Held { .. } if incoming.exclusive => {
-                self.resolve_held(volume, incoming, resolution, decision).await
+                self.resolve_held((volume, incoming), (resolution, &there), decision).await
             }
             IncomingStage::Held { .. } => {
                 let verdict = "this host holds the volume; nothing is in doubt".to_owned();
@@ -368,12 +413,25 @@ impl Daemon {
     /// A volume that this host holds for a guest of the host that it came from.
     async fn resolve_held(
         &self,
-        volume: &Arc<Volume>,
-        incoming: &IncomingDocument,
-        resolution: Resolution,
+        (volume, incoming): (&Arc<Volume>, &IncomingDocument),
+        (resolution, there): (Resolution, &There),
         decision: Option<Decision>,
     ) -> Result<Resolution> {
         let (host, origin) = (&incoming.host, &incoming.origin);
+        if matches!(there, Ok(VolumeStatus::Held { epoch }) if *epoch > volume.document().epoch) {
+            let verdict = format!(
+                "{host} holds the volume, which was taken back there: what is here is older, and --give-back lets it go (its file stays)"
+            );
+            return match decision {
+                None => Ok(Resolution { verdict, in_doubt: true, ..resolution }),
+                Some(Decision::Take) => refuse(verdict),
+                Some(Decision::GiveBack | Decision::Lost) => {
+                    self.remove_volume(volume).await?;
+                    let done = Some("this host knows the volume no more; its file stays".to_owned());
+                    Ok(Resolution { verdict, done, ..resolution })
+                }
+            };
+        }
         let verdict = format!(
             "this host holds the volume for the guest of {host}: nobody else uses it until `transhume volume detach {origin}` \
              there"
@@ -478,6 +536,10 @@ impl Daemon {
         self.drop_incoming(volume).await?;
         Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
     }
+}
+
+fn not_known_there(name: &str, host: &str) -> String {
+    format!("{host} knows nothing of {name}: it has never held it, or has held it and let it go since")
 }
 
 /// The volume as the host knows it that it comes from.

@@ -41,7 +41,7 @@ use filters::{Overlay, OverlayHeader, Region, layout};
 use migrate::stream::protocol::PART_ALIGNMENT;
 use uuid::Uuid;
 
-pub(crate) use cache::{StackedCache, open_cache};
+pub(crate) use cache::{FoundCache, StackedCache, open_cache};
 pub use cache_arrival::ArrivingCache;
 pub(crate) use cache_arrival::{VolumeArrival, to_api_way};
 pub(crate) use carried::{carried, layers_of};

@@ -130,6 +130,8 @@ pub(super) fn blockdev(value: &str) -> Map<String, Value> {
 pub(super) struct Drive {
     pub(super) item: usize,
     pub(super) id: String,
+    /// What its format node is called; empty if nobody has named it.
+    pub(super) node: String,
     /// What it opens; empty for a drive without a medium.
     pub(super) image: String,
     is_remote: bool,
@@ -171,6 +173,7 @@ impl Drive {
         Self {
             item,
             id: pieces.get("id").unwrap_or_default().to_owned(),
+            node: pieces.get("node-name").unwrap_or_default().to_owned(),
             image: if image.is_empty() && is_unix { "an NBD export of this host" } else { image }.to_owned(),
             is_remote: !is_file && !is_unix,
             is_read_only: (reads || pieces.get("media") == Some("cdrom")) && !is_unix,

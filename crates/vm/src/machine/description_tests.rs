@@ -135,6 +135,24 @@ fn a_drive_keeps_all_but_its_file() {
     assert_eq!(kept(&command)[..2], ["-drive".to_owned(), format!("index=0,media=disk,format=raw,{end}")]);
 }
 
+/// What QEMU names has another name in each QEMU. By the name on record the disk is found when the machine moves on, or back.
+#[test]
+fn a_drive_that_nobody_has_named_has_the_name_on_record_at_the_target() {
+    let given = ["-nographic", "-drive", "file=/img/a,if=virtio,format=qcow2"];
+    let there = moved(&given, &places(vec![disk("th-web-fmt", "/img/a")])).expect("it can go");
+    assert!(kept(&there)[2].contains("node-name=th-web-fmt"), "{:?}", there.words);
+    let again = MachineDescription { program: there.program.clone(), words: there.words.clone() };
+    let back = again.for_target(&places(vec![disk("th-web-fmt", "/elsewhere")])).expect("it is found by its name");
+    assert_eq!(kept(&back)[2], kept(&there)[2]);
+    for unnamed in ["#block12", "", "a name", "th-of-more-than-thirty-one-letters"] {
+        let there = moved(&given, &places(vec![disk(unnamed, "/img/a")])).expect("it can go");
+        assert!(!kept(&there)[2].contains("node-name"), "{unnamed}");
+    }
+    let named = ["-nographic", "-drive", "file=/img/a,id=d0,format=raw,node-name=own"];
+    let there = moved(&named, &places(vec![disk("own", "/img/a")])).expect("it can go");
+    assert_eq!(kept(&there)[2].matches("node-name").count(), 1, "{:?}", there.words);
+}
+
 #[test]
 fn a_drive_whose_format_nobody_names_does_not_go() {
     let unnamed = TargetDisk { format: None, ..disk("d0", "/img/a") };

@@ -12,6 +12,9 @@ use crate::plan::RECONNECT_SECONDS;
 const GENERIC: [&str; 7] =
     ["node-name", "cache", "discard", "detect-zeroes", "read-only", "auto-read-only", "force-share"];
 
+/// Bytes of a node's name, without the zero that ends it.
+const NODE_NAME_BYTES_MAX: usize = 31;
+
 const HINT: &str = "name it among the machine's disks, or start the target with a hook of your own";
 
 /// Has every disk opened through its export, in the place of its file.
@@ -57,7 +60,7 @@ fn places_of(disk: &TargetDisk, nodes: &Nodes, drives: &[Drive]) -> (Vec<usize>,
     let is_named = !disk.node.is_empty();
     let local = || (0..nodes.0.len()).filter(|place| nodes.0[*place].is_local());
     let named: Vec<usize> = local().filter(|place| is_named && nodes.is_below(*place, &disk.node)).collect();
-    let drive = drives.iter().position(|drive| is_named && drive.id == disk.node);
+    let drive = drives.iter().position(|drive| is_named && [&drive.id, &drive.node].contains(&&disk.node));
     if !named.is_empty() || drive.is_some() {
         return (named, drive.into_iter().collect());
     }
@@ -149,6 +152,11 @@ fn point_drive(item: &mut Item, disk: &TargetDisk) -> Result<Change> {
         let identity = ["file", "file.driver", "file.filename", "file.export", "file.reconnect-delay"];
         !identity.contains(&key.as_str()) && !key.starts_with("file.server.")
     });
+    // By this name the disk is on record. A node that QEMU names has another name in each QEMU.
+    let has_name = pieces.get("node-name").is_some() || pieces.get("id") == Some(&disk.node);
+    if !has_name && is_node_name(&disk.node) {
+        pieces.set("node-name", &disk.node);
+    }
     pieces.set("file.driver", "nbd");
     pieces.set("file.server.type", "unix");
     pieces.set("file.server.path", &disk.export.socket.display().to_string());
@@ -157,4 +165,11 @@ fn point_drive(item: &mut Item, disk: &TargetDisk) -> Result<Change> {
     *item = Item::new("-drive", Some(&pieces.join()));
     let from = from.strip_prefix("-drive ").unwrap_or(&from).to_owned();
     Ok(Change { option: "-drive".to_owned(), from, to: item.value().to_owned(), why: why(&dropped) })
+}
+
+/// Whether a person or a daemon may give a node this name: QEMU's own begin with `#`.
+fn is_node_name(name: &str) -> bool {
+    name.len() <= NODE_NAME_BYTES_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter))
 }

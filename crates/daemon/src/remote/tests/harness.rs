@@ -543,7 +543,7 @@ pub(crate) struct Between {
     /// No connections to either come about.
     is_closed: [AtomicBool; 2],
     /// After the first connections no more come about: those of a move, which are there when it begins.
-    has_one_session: AtomicBool,
+    pub(super) has_one_session: AtomicBool,
     passing: Mutex<Vec<AbortHandle>>,
 }
 

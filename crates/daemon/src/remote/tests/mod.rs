@@ -60,6 +60,75 @@ async fn a_volume_whose_commit_is_on_record_is_not_given_back_before_its_request
     decided.expect_err("somebody has decided beside the switchover");
 }
 
+/// What two disks of a machine share is that both come back: a daemon that dies between them must not have the other host take one.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_to_come_back_is_taken_by_nobody_in_a_later_life_either() {
+    let mut pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    let volume = pair.a.volume("x");
+    let remote = match &volume.document().backend {
+        Location::Remote(remote) => remote.clone(),
+        other => panic!("it is given up, and not {other:?}"),
+    };
+    pair.a.daemon().decide_give_back("vm", &[volume], false).await.expect("it is decided");
+    assert!(pair.a.daemon().has_aborted(remote.job), "it is on record");
+    pair.a.kill();
+    pair.between.mend();
+    pair.a.start().await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(!is_held(&pair.b.volume("x")), "the other host has taken it");
+    assert!(pair.a.document("x").given_up().is_some(), "nobody has decided again");
+    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
+    pair.a.core().resolve("x", back).await.expect("it is here again");
+    assert_eq!(Pair::contents(&pair.a, "x").await[0], 7);
+    let is_forgotten = || pair.b.daemon().volume_if_any("x").expect("readable").is_none();
+    pair.wait("the other host forgets it", is_forgotten).await;
+    pair.wait("nothing is left to tell", || !pair.a.daemon().has_aborted(remote.job)).await;
+}
+
+/// A host that knows nothing of a volume may have held it, and let it go since with newer bytes.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_the_other_host_has_let_go_is_given_back_at_a_risk_only() {
+    let mut pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    pair.a.kill();
+    let take = ResolveRequest { decision: Some(Decision::Take), at_risk: true };
+    pair.b.core().resolve("x", take).await.expect("a person takes it");
+    let detached = pair.b.daemon().detach("x").await;
+    detached.expect("it is let go there, under whatever name its file is used");
+    pair.between.mend();
+    pair.a.start().await;
+    let decide = |at_risk| pair.a.core().resolve("x", ResolveRequest { decision: Some(Decision::GiveBack), at_risk });
+    let found = pair.a.core().resolve("x", ResolveRequest { decision: None, at_risk: false }).await.expect("asked");
+    assert!(found.risk.is_some_and(|risk| risk.contains("let it go")), "{}", found.verdict);
+    let refused = decide(false).await.expect_err("its newest bytes may be there");
+    assert!(refused.code == ErrorCode::WrongState && refused.to_string().contains("--risk"), "{refused}");
+    assert!(pair.a.document("x").given_up().is_some());
+    decide(true).await.expect("a person knows better");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_about_disks_of_which_the_other_host_holds_one() {
+    let pair = Pair::start().await;
+    let held = Box::pin(pair.moved()).await;
+    drop(held);
+    let other = pair.attach_as("y").await;
+    pair.between.has_one_session.store(true, Ordering::Relaxed);
+    pair.a.begin_move("y", "b").await;
+    pair.wait("it is given up", || pair.a.document("y").given_up().is_some()).await;
+    let both = [pair.a.volume("x"), other];
+    let refused = pair.a.daemon().decide_give_back("vm", &both, false).await.expect_err("one is there");
+    assert!(refused.code == ErrorCode::WrongState && refused.to_string().contains("b holds x"), "{refused}");
+    pair.between.mend();
+    let is_taken = || pair.b.daemon().volume_if_any("y").is_ok_and(|volume| volume.is_some_and(|it| is_held(&it)));
+    pair.wait("the other one is taken", is_taken).await;
+}
+
+fn is_held(volume: &crate::volume::Volume) -> bool {
+    let incoming = volume.document().incoming.clone();
+    incoming.is_some_and(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
     let fake_arbiter = Arc::<FakeArbiter>::default();
