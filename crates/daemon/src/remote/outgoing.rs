@@ -108,7 +108,7 @@ impl Daemon {
         let refuses = move |is_told_again| {
             let daemon = daemon.upgrade()?;
             if daemon.has_aborted(job) {
-                return Some("it is given back to this host".to_owned());
+                return Some("it is being given back to this host: decide that once more to finish it".to_owned());
             }
             let volume = daemon.volume(&name).ok().filter(|_| is_told_again)?;
             daemon.refuse_beside(&volume).err().map(|error| error.to_string())
