@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
 use backends::{CacheMode, ImageError, TargetError};
@@ -19,9 +18,7 @@ use crate::caches::Caches;
 use crate::clients::SocketOwner;
 use crate::config::{Config, LiveConfig};
 use crate::descriptors;
-use crate::document::{
-    AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, LayerState, VolumeDocument,
-};
+use crate::document::{AdoptionDocument, DOCUMENT_VERSION, LayerDocument, VolumeDocument};
 use crate::foreign::ForeignUse;
 use crate::hooks::Hooks;
 use crate::hosts::{HostNetwork, no_hosts};
@@ -44,9 +41,6 @@ use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
 use crate::volume::{Volume, parse_export};
-
-/// A volume whose layers are here and whose bytes are at another host is let go once that host has flushed, within this time.
-const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running daemon.
 pub(crate) struct Daemon {
@@ -452,121 +446,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops serving a volume that nobody uses.
-    pub(crate) async fn detach(self: &Arc<Self>, name: &str) -> Result<v1::Volume> {
-        let volume = self.volume(name)?;
-        let _operation = volume.begin_operation(&*self.env).await?;
-        let document = volume.document();
-        if document.adoption.is_some() {
-            let message = format!("{name} is the disk of a running VM");
-            return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
-        }
-        refuse_holding(&document, "transhume volume detach")?;
-        if document.job.as_deref().is_some_and(JobDocument::is_for_the_arbiter) {
-            let message = format!("whether {name} was given up only the arbiter knows, and it has not said so yet");
-            return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
-                "let this host reach the arbiter; `transhume resolve {name}` says what is on record"
-            )));
-        }
-        if let Some(incoming) = &document.incoming {
-            match incoming.stage {
-                IncomingStage::Filling => {
-                    let shown = volume.show();
-                    self.require_held_there(&volume, incoming).await?;
-                    self.drop_incoming(&volume).await?;
-                    return Ok(shown);
-                }
-                // Nothing is here of it: an older record names a file that has gone on under another name.
-                IncomingStage::Prepared { .. } if self.is_target_absent(incoming) => {}
-                IncomingStage::Prepared { .. } => {
-                    let message = format!("{name} comes from {}, which may have given it up already", incoming.host);
-                    return Err(Error::new(ErrorCode::WrongState, message)
-                        .with_hint(format!("`transhume resolve {name}` says what both hosts have on record")));
-                }
-                IncomingStage::Held { .. } if incoming.exclusive || volume.is_used_from_afar() => {
-                    let message = format!("a guest of {} uses {name}, through that host's daemon", incoming.host);
-                    return Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
-                        "`transhume volume detach {}` there first; if that host is gone for good, `transhume resolve {name} \
-                         --take` here",
-                        incoming.origin
-                    )));
-                }
-                IncomingStage::Held { .. } => {}
-            }
-        }
-        let shown = self.remove_volume(&volume).await?;
-        self.let_go_elsewhere(&document).await;
-        Ok(shown)
-    }
-
-    /// Whether what a volume was to come to is not there any more.
-    fn is_target_absent(&self, incoming: &crate::document::IncomingDocument) -> bool {
-        let found = incoming.target.as_ref().map(|target| self.backends.resolve(target.spec.path()));
-        matches!(found, Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound)
-    }
-
-    /// A volume of this host is no more: if another host holds it, that need not keep it for a guest of this one.
-    pub(crate) async fn let_go_elsewhere(self: &Arc<Self>, document: &VolumeDocument) {
-        if let Location::Remote(remote) = &document.backend {
-            self.notify_release(remote).await;
-        }
-    }
-
-    /// Has the host that holds a volume have all that its layers here have taken: they are opened there next, and what was not
-    /// flushed does not count there.
-    async fn complete_elsewhere(&self, volume: &Volume) -> Result<()> {
-        let document = volume.document();
-        let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else {
-            return Ok(());
-        };
-        refuse_used(volume)?;
-        let slot = volume.require_up()?;
-        let uri = volume.uri()?;
-        // From here on no client comes that would write more.
-        self.network.withdraw(&uri).await;
-        let flushed = env::timeout(&*self.env, COMPLETE_LIMIT, slot.device().flush()).await;
-        let flushed = flushed.unwrap_or_else(|| Err(block::Error::new(block::ErrorKind::TimedOut, "no answer")));
-        let Err(error) = flushed else { return Ok(()) };
-        if let Some(export) = volume.export() {
-            self.network.offer(&uri, export, volume.clients()).await?;
-        }
-        let message = format!("{} must have all that the snapshots of {} hold: {error}", remote.host, volume.name);
-        Err(Error::new(ErrorCode::HostUnreachable, message).with_hint("try again when that host can be reached"))
-    }
-
-    /// Withdraws a volume, takes it down and forgets it.
-    pub(crate) async fn remove_volume(&self, volume: &Volume) -> Result<v1::Volume> {
-        // It may take long, and other volumes come and go meanwhile.
-        self.complete_elsewhere(volume).await?;
-        let _membership = self.membership.lock().await;
-        let name = &volume.name;
-        refuse_used(volume)?;
-        // A pending note may be left from when its file was made. With it the next start would remove the file of a
-        // volume that no longer exists.
-        self.forget_pending_file(name)?;
-        let shown = volume.show();
-        if let Ok(uri) = volume.uri() {
-            self.network.withdraw(&uri).await;
-        }
-        volume.bring_down().await;
-        let document = volume.document();
-        // On record before the volume is not any more: nobody else knows that the other host is still to hear of it.
-        if let Location::Remote(remote) = &document.backend {
-            self.note_release(remote);
-        }
+    /// Knows a volume no more.
+    pub(crate) fn forget_volume(&self, name: &str) {
         self.volumes.write().remove(name);
-        if let Err(error) = self.state.remove_volume(name) {
-            if let Location::Remote(remote) = &document.backend {
-                self.forget_release(remote);
-            }
-            return Err(error);
-        }
-        // No record names them any more.
-        document
-            .layers_named()
-            .filter(|layer| layer.cache().is_some())
-            .for_each(|layer| self.lent_parts.give_back(&self.caches, &self.env, layer.id));
-        Ok(shown)
     }
 
     /// Who answers.
@@ -605,49 +487,6 @@ impl Daemon {
     pub(crate) fn note(&self, peer: &Peer, action: (&str, &str), request: serde_json::Value, outcome: Option<&Error>) {
         self.audit.record(self.env.wall_clock(), peer, action, request, outcome);
     }
-}
-
-/// Refuses to remove a volume that moves, or has clients.
-fn refuse_used(volume: &Volume) -> Result<()> {
-    volume.refuse_moving()?;
-    volume.refuse_connected("let them disconnect first")
-}
-
-/// Refuses what would leave the backend alone as the volume although its layers may hold bytes that it lacks; `command` is what
-/// was asked for.
-pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result<()> {
-    let name = &document.name;
-    if matches!(document.backend, Location::Remote(_)) {
-        // They go on where the volume is.
-        return Ok(());
-    }
-    let Some(layer) = document.layers.iter().find(|layer| layer.may_hold()) else { return Ok(()) };
-    if let Some(redirect) = layer.redirect() {
-        let message = format!("the surrogate {} holds what {name} has written last", redirect.surrogate);
-        let hint = match redirect.stays && layer.state != LayerState::Draining {
-            true => format!("`transhume volume layer rm {name} surrogate` brings it to {}", document.backend),
-            false => format!("wait until that is in {}: `transhume volume show {name}`", document.backend),
-        };
-        return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
-    }
-    if let Some(cache) = layer.cache() {
-        let message = format!("the cache {} may hold what {name} has written last", cache.cache);
-        return Err(Error::new(ErrorCode::InUse, message)
-            .with_hint(format!("`transhume volume layer rm {name} cache` brings it to {}", document.backend)));
-    }
-    let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
-    let message = format!("{name} has snapshots, so {} alone is not the volume", document.backend);
-    Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
-        "`transhume volume snapshot rm {name} {snapshot}` folds the lowest into it; once none is left, `{command} {name}`"
-    )))
-}
-
-/// Refuses what would have others write what holds the volume, past its cache.
-pub(crate) fn refuse_cached(document: &VolumeDocument) -> Result<()> {
-    let Some((_, cache)) = document.cache_layer() else { return Ok(()) };
-    let name = &document.name;
-    Err(Error::new(ErrorCode::InUse, format!("{name} has the cache {}", cache.cache))
-        .with_hint(format!("`transhume volume layer rm {name} cache` first")))
 }
 
 /// The job of a volume, with what its clients feel beside it.

@@ -49,6 +49,7 @@ mod journal;
 mod journal_file;
 mod last_life;
 mod lent_parts;
+mod letting_go;
 mod listeners;
 mod location;
 mod log;

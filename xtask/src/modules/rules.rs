@@ -53,7 +53,22 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("job", &["adopt", "cold", "job_control", "jobs", "persist", "rates"]),
     ("between hosts", &["machines", "remote"]),
-    ("API", &["accept", "core", "daemon", "http", "metrics", "recover", "reload", "rescue", "run", "separate"]),
+    (
+        "API",
+        &[
+            "accept",
+            "core",
+            "daemon",
+            "http",
+            "letting_go",
+            "metrics",
+            "recover",
+            "reload",
+            "rescue",
+            "run",
+            "separate",
+        ],
+    ),
 ];
 
 /// An import that runs up, or closes a circle, and is there all the same.

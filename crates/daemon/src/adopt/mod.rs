@@ -145,8 +145,8 @@ impl Daemon {
             );
         };
         volume.refuse_moving()?;
-        crate::daemon::refuse_holding(&document, "transhume release")?;
-        crate::daemon::refuse_cached(&document)?;
+        crate::stack::refuse_holding(&document, "transhume release")?;
+        crate::stack::refuse_cached(&document)?;
         let shown = volume.show();
         if volume.slot().is_none() {
             self.release_down(volume, adoption).await?;

@@ -20,10 +20,11 @@ use vm::{AdoptionRequest, ArrivedImage, ExportAddress};
 use super::Machine;
 use super::document::{MachineDisk, MachineDocument};
 use crate::audit::Peer;
-use crate::daemon::{Daemon, refuse_cached, refuse_holding};
+use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::location::require_local;
 use crate::problem::{Result, invalid, of_backend};
+use crate::stack::{refuse_cached, refuse_holding};
 use crate::volume::Volume;
 
 /// What tells the user how to go on.

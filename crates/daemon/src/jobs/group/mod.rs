@@ -29,12 +29,13 @@ use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
 use crate::arbiter::Arbiter;
 use crate::audit::Peer;
-use crate::daemon::{Daemon, refuse_cached};
+use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, RemoteVolume, require_here};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::GroupRuling;
+use crate::stack::refuse_cached;
 use crate::volume::Volume;
 
 impl Daemon {
