@@ -115,7 +115,10 @@ fn a_drive_keeps_all_but_its_file() {
     let end = format!("{NBD},file.reconnect-delay={RECONNECT_SECONDS}");
     let cases = [
         ("file=/img/a,if=none,id=d0,aio=native,cache=none,format=raw", "if=none,id=d0,cache=none,format=raw,"),
-        ("/img/a,if=virtio,file.locking=off,file.discard=unmap", "if=virtio,file.discard=unmap,format=raw,"),
+        (
+            "/img/a,if=virtio,file.locking=off,file.discard=unmap",
+            "if=virtio,file.discard=unmap,format=raw,node-name=d0,",
+        ),
         ("file.driver=file,file.filename=/img/a,id=d0,serial=x,,y", "id=d0,serial=x,,y,format=raw,"),
         ("file=/img/a,id=d0,driver=qcow2", "id=d0,driver=qcow2,"),
     ];
