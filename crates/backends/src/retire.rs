@@ -151,8 +151,8 @@ impl<'a> Retiring<'a> {
     #[must_use]
     pub fn found(&self) -> Option<Metadata> {
         let (real, moved) = self.names().ok()?;
-        let there = [real, moved].into_iter().filter_map(|path| std::fs::symlink_metadata(path).ok());
-        there.into_iter().find(|found| self.is_meant(found))
+        let mut there = [real, moved].into_iter().filter_map(|path| std::fs::symlink_metadata(path).ok());
+        there.find(|found| self.is_meant(found))
     }
 
     /// Whether it is a file that is where it was.

@@ -9,7 +9,7 @@ use crate::daemon::Daemon;
 use crate::document::{IncomingDocument, IncomingStage, JobDocument, VolumeDocument};
 use crate::location::Location;
 use crate::problem::Result;
-use crate::stack::refuse_holding;
+use crate::stack::require_complete_backend;
 use crate::volume::Volume;
 
 /// A volume whose layers are here and whose bytes are at another host is let go once that host has flushed, within this time.
@@ -25,7 +25,7 @@ impl Daemon {
             let message = format!("{name} is the disk of a running VM");
             return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
         }
-        refuse_holding(&document, "transhume volume detach")?;
+        require_complete_backend(&document, "transhume volume detach")?;
         if document.job.as_deref().is_some_and(JobDocument::is_for_the_arbiter) {
             let message = format!("whether {name} was given up only the arbiter knows, and it has not said so yet");
             return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
@@ -83,7 +83,7 @@ impl Daemon {
         let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else {
             return Ok(());
         };
-        refuse_used(volume)?;
+        require_unused(volume)?;
         let slot = volume.require_up()?;
         let uri = volume.uri()?;
         // From here on no client comes that would write more.
@@ -104,7 +104,7 @@ impl Daemon {
         self.complete_elsewhere(volume).await?;
         let _membership = self.membership.lock().await;
         let name = &volume.name;
-        refuse_used(volume)?;
+        require_unused(volume)?;
         // A pending note may be left from when its file was made. With it the next start would remove the file of a
         // volume that no longer exists.
         self.forget_pending_file(name)?;
@@ -135,7 +135,7 @@ impl Daemon {
 }
 
 /// Refuses to remove a volume that moves, or has clients.
-fn refuse_used(volume: &Volume) -> Result<()> {
+fn require_unused(volume: &Volume) -> Result<()> {
     volume.refuse_moving()?;
     volume.refuse_connected("let them disconnect first")
 }

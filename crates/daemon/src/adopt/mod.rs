@@ -145,8 +145,8 @@ impl Daemon {
             );
         };
         volume.refuse_moving()?;
-        crate::stack::refuse_holding(&document, "transhume release")?;
-        crate::stack::refuse_cached(&document)?;
+        crate::stack::require_complete_backend(&document, "transhume release")?;
+        crate::stack::require_no_cache(&document)?;
         let shown = volume.show();
         if volume.slot().is_none() {
             self.release_down(volume, adoption).await?;

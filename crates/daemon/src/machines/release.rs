@@ -24,7 +24,7 @@ use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::location::require_local;
 use crate::problem::{Result, invalid, of_backend};
-use crate::stack::{refuse_cached, refuse_holding};
+use crate::stack::{require_complete_backend, require_no_cache};
 use crate::volume::Volume;
 
 /// What tells the user how to go on.
@@ -131,8 +131,8 @@ impl Daemon {
             return Ok(());
         }
         volume.refuse_moving()?;
-        refuse_holding(&document, COMMAND)?;
-        refuse_cached(&document)?;
+        require_complete_backend(&document, COMMAND)?;
+        require_no_cache(&document)?;
         if let Some(incoming) = &document.incoming {
             let message = format!("{} has not let go of {} yet", incoming.host, volume.name);
             return Err(Error::new(ErrorCode::WrongState, message).with_hint("try again when the move is over"));

@@ -198,13 +198,8 @@ impl Daemon {
         self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
     }
 
-    /// Delivers what there is for `host`, without waiting for any answer.
-    pub(super) fn resume_notices_for(self: &Arc<Self>, host: &str) {
-        self.deliver_later(host);
-    }
-
     /// Makes sure that one task delivers all pending notices to `host`.
-    fn deliver_later(self: &Arc<Self>, host: &str) {
+    pub(super) fn deliver_later(self: &Arc<Self>, host: &str) {
         if !self.notifiers.lock().insert(host.to_owned()) {
             return;
         }

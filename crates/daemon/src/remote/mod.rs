@@ -64,6 +64,7 @@ mod arriving_export;
 mod commit;
 mod doubt;
 mod fenced_lane;
+mod give_back;
 mod incoming;
 mod outgoing;
 mod pending_files;

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Decision, Error, ErrorCode, JobState, Resolution, ResolveRequest};
-use block::Device;
+use api::v1::{Decision, Error, ErrorCode, Resolution, ResolveRequest};
 use migrate::stream::{Ask, VolumeStatus};
 
 use super::outgoing::remote_of;
@@ -15,24 +14,13 @@ use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
-use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
-use crate::open_backend::{BackendOpenOptions, OpenBackend};
-use crate::problem::{Result, of_backend};
-use crate::stack::{FoundCache, StackedRedirect, open_cache, open_layer_files, reopen_redirect, resume_drains};
+use crate::problem::Result;
 use crate::volume::Volume;
 
 /// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 const TURN_LOOK: Duration = Duration::from_millis(10);
-
-/// What a volume that was given up was here, opened again.
-struct GivenUp {
-    source: OpenBackend,
-    redirect: Option<StackedRedirect>,
-    cache: FoundCache,
-    ground: Device,
-}
 
 /// What the other host has said of a volume, or why it has not.
 pub(super) type There = Result<VolumeStatus, block::Error>;
@@ -106,6 +94,7 @@ impl Daemon {
         }
         let resolution = begin(volume, &document, host, &there);
         let is_held_there = matches!(there, Ok(VolumeStatus::Held { .. }));
+        let is_unknown_there = self.is_unknown_there(remote, &there);
         let resolution = Resolution {
             in_doubt: !is_held_there,
             verdict: match &there {
@@ -113,7 +102,7 @@ impl Daemon {
                 Ok(VolumeStatus::Prepared { .. }) => {
                     format!("{host} is to hold the volume, and is told so again and again")
                 }
-                Ok(VolumeStatus::Without) if !self.has_aborted(remote.job) => not_known_there(&volume.name, host),
+                Ok(_) if is_unknown_there => not_known_there(&volume.name, host),
                 Ok(VolumeStatus::Filling | VolumeStatus::Without) => {
                     format!("{host} cannot hold the volume: --give-back lets it be used here again")
                 }
@@ -122,7 +111,7 @@ impl Daemon {
                 ),
             },
             risk: match &there {
-                Ok(VolumeStatus::Without) if !self.has_aborted(remote.job) => Some(format!(
+                Ok(_) if is_unknown_there => Some(format!(
                     "--give-back --risk: if {host} has held the volume and let it go since, what is here lacks what was written there"
                 )),
                 Ok(_) => None,
@@ -146,11 +135,16 @@ impl Daemon {
                 self.require_known_there(&volume.name, remote, (&there, at_risk))?;
                 let telling = self.have_abandoned(volume, remote, (deciding.is_some(), there.is_ok()));
                 Box::pin(self.give_back(volume, committed, telling)).await?;
-                self.resume_notices_for(host);
+                self.deliver_later(host);
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
         }
+    }
+
+    /// Whether the other host, `there`, knows nothing of a volume that it was to hold, and this host has not had it forget that.
+    fn is_unknown_there(&self, remote: &RemoteVolume, there: &There) -> bool {
+        matches!(there, Ok(VolumeStatus::Without)) && !self.has_aborted(remote.job)
     }
 
     /// Refuses to use what is here of a volume of which the other host, `there`, knows nothing: it may have held it and let it go since.
@@ -163,7 +157,7 @@ impl Daemon {
         remote: &RemoteVolume,
         (there, at_risk): (&There, bool),
     ) -> Result<()> {
-        if at_risk || !matches!(there, Ok(VolumeStatus::Without)) || self.has_aborted(remote.job) {
+        if at_risk || !self.is_unknown_there(remote, there) {
             return Ok(());
         }
         Err(Error::new(ErrorCode::WrongState, not_known_there(name, &remote.host)).with_hint(format!(
@@ -235,111 +229,6 @@ impl Daemon {
                 remote.host
             ))
         })
-    }
-
-    /// This host holds the volume again, which it had given up. The other one is told so by `telling`, which cannot be taken back: not
-    /// before all that may fail here is done.
-    async fn give_back(
-        self: &Arc<Self>,
-        volume: &Arc<Volume>,
-        committed: &Committed,
-        telling: impl Future<Output = Result<()>>,
-    ) -> Result<()> {
-        let opening = async {
-            let opened = self.open_given_up(volume, committed).await?;
-            telling.await?;
-            Ok(opened)
-        };
-        // The old image gets out of the way again if it is not the volume.
-        let opened = opening.await.inspect_err(|_: &Error| self.put_away_again(volume));
-        let GivenUp { source, redirect, cache, ground } = opened?;
-        let trust = cache.trust;
-        let remote_device = volume.remote_device();
-        let group = record_of(&volume.document());
-        let stored = volume.journal.update(|document| {
-            document.epoch += 1;
-            document.backend = committed.source.clone();
-            document.size_limit = committed.size_limit;
-            document.image.clone_from(&committed.image);
-            document.restore_layers(&committed.layers);
-            if let Some((id, trust)) = trust {
-                document.change_cache(id, |cache, _| cache.trust = trust);
-            }
-            document.job = None;
-            document.drain_redirect();
-        });
-        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        group.into_iter().for_each(|group| self.leave_group(group, volume));
-        if let Some(remote_device) = remote_device {
-            remote_device.give_back(ground);
-        }
-        drop(volume.replace_backend(source));
-        cache.stacked.iter().for_each(|stacked| stacked.begin(&self.env));
-        volume.with_stack(|stack| {
-            stack.restore_redirect(redirect);
-            stack.put_cache(cache);
-        });
-        if let Some(job) = volume.job() {
-            let message = format!("the move of {} was taken back by hand: this host holds it", volume.name);
-            let error = Error::new(ErrorCode::MoveFailed, message);
-            crate::jobs::end(self, volume, &job, JobState::Failed, None, Some(error)).await;
-        }
-        resume_drains(self, volume);
-        Ok(())
-    }
-
-    /// Refuses to give back some of the disks of a machine where others cannot be: the other host would keep those.
-    ///
-    /// # Errors
-    /// What is in the way of using one of them.
-    pub(super) async fn can_give_back(self: &Arc<Self>, given_up: &[Arc<Volume>]) -> Result<()> {
-        for volume in given_up {
-            let document = volume.document();
-            let Some(committed) = document.given_up() else { continue };
-            if let Err(error) = Box::pin(self.open_given_up(volume, committed)).await {
-                given_up.iter().for_each(|volume| self.put_away_again(volume));
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Opens all that the volume was here before it was given up.
-    ///
-    /// # Errors
-    /// What is in the way; the old image may have its name again then.
-    async fn open_given_up(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<GivenUp> {
-        let open_options = volume.open_options(self.config.lock_wait());
-        self.bring_old_image_back(volume, committed)?;
-        let source = self.open_source(volume, committed, &open_options).await;
-        let source = source.map_err(|error| of_backend(&error, "the old source"))?;
-        let (layers, context) = (&committed.layers, self.overlay_context());
-        let redirect = Box::pin(reopen_redirect(&source.device, layers, &context)).await?;
-        let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
-        let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
-        let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
-        let ground = match redirected.or(cached) {
-            // The source alone lacks what its surrogate or its cache holds.
-            Some(device) => device,
-            None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
-        };
-        Ok(GivenUp { source, redirect, cache, ground })
-    }
-
-    /// What held the volume before it was given up, with the files of its layers.
-    async fn open_source(
-        self: &Arc<Self>,
-        volume: &Volume,
-        committed: &Committed,
-        open_options: &BackendOpenOptions,
-    ) -> block::Result<OpenBackend> {
-        let mut source = self.open_backend(volume, &committed.source, open_options).await?;
-        if let Some(image) = committed.source.local_path() {
-            let context = self.overlay_context();
-            let files = open_layer_files(&committed.layers, image, &context, open_options.lock_wait).await?;
-            files.into_iter().for_each(|file| source.add_file(file));
-        }
-        Ok(source)
     }
 
     /// A volume that comes from another host.

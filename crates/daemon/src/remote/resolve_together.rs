@@ -43,12 +43,15 @@ impl Daemon {
                 return Err(half_taken(name, &volume.name, remote));
             }
         }
-        self.can_give_back(&given_up).await?;
-        let outcome = self.decide_on_record(name, &given_up, at_risk).await;
-        if outcome.is_err() {
-            given_up.iter().for_each(|volume| self.put_away_again(volume));
-        }
-        outcome
+        let decided = async {
+            for volume in &given_up {
+                let document = volume.document();
+                let Some(committed) = document.given_up() else { continue };
+                Box::pin(self.open_given_up(volume, committed)).await?;
+            }
+            self.decide_on_record(name, &given_up, at_risk).await
+        };
+        decided.await.inspect_err(|_| given_up.iter().for_each(|volume| self.put_away_again(volume)))
     }
 
     async fn decide_on_record(self: &Arc<Self>, name: &str, given_up: &[Arc<Volume>], at_risk: bool) -> Result<()> {
@@ -72,15 +75,14 @@ impl Daemon {
     async fn require_not_held(&self, name: &str, given_up: &[Arc<Volume>], at_risk: bool) -> Result<bool> {
         let remotes = remotes_of(name, given_up)?;
         let asked = join_all(remotes.iter().map(|remote| self.ask_volume_status(remote))).await;
-        let held = remotes.iter().zip(&asked).find(|(_, there)| matches!(there, Ok(VolumeStatus::Held { .. })));
         for (volume, (remote, there)) in given_up.iter().zip(remotes.iter().zip(&asked)) {
+            if matches!(there, Ok(VolumeStatus::Held { .. })) {
+                return Err(half_taken(name, &remote.volume, remote));
+            }
             self.require_known_there(&volume.name, remote, (there, at_risk))?;
         }
-        match held {
-            Some((remote, _)) => Err(half_taken(name, &remote.volume, remote)),
-            // One of them may have been noted as taken meanwhile.
-            None => remotes_of(name, given_up).map(|_| asked.iter().all(Result::is_ok)),
-        }
+        // One of them may have been noted as taken meanwhile.
+        remotes_of(name, given_up).map(|_| asked.iter().all(Result::is_ok))
     }
 }
 

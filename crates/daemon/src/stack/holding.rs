@@ -8,7 +8,7 @@ use crate::problem::Result;
 
 /// Refuses what would leave the backend alone as the volume although its layers may hold bytes that it lacks; `command` is what
 /// was asked for.
-pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result<()> {
+pub(crate) fn require_complete_backend(document: &VolumeDocument, command: &str) -> Result<()> {
     let name = &document.name;
     if matches!(document.backend, Location::Remote(_)) {
         // They go on where the volume is.
@@ -36,7 +36,7 @@ pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result
 }
 
 /// Refuses what would have others write what holds the volume, past its cache.
-pub(crate) fn refuse_cached(document: &VolumeDocument) -> Result<()> {
+pub(crate) fn require_no_cache(document: &VolumeDocument) -> Result<()> {
     let Some((_, cache)) = document.cache_layer() else { return Ok(()) };
     let name = &document.name;
     Err(Error::new(ErrorCode::InUse, format!("{name} has the cache {}", cache.cache))

@@ -51,7 +51,7 @@ pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, note_layer_files, open_layer_files, remove_layer_files,
     target_layers,
 };
-pub(crate) use holding::{refuse_cached, refuse_holding};
+pub(crate) use holding::{require_complete_backend, require_no_cache};
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use redirect_changes::cannot_serve;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};

@@ -198,9 +198,8 @@ impl Daemon {
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
     pub(crate) fn show_surrogate(&self, surrogate: &Surrogate) -> v1::Surrogate {
         // Before what is on record is read: otherwise a copy that is done in between would look like one that has failed.
-        let left: HashMap<String, u64> = surrogate
-            .show()
-            .partitions
+        let partitions = surrogate.document().partitions.clone();
+        let left: HashMap<String, u64> = partitions
             .into_iter()
             .filter_map(|partition| Some((self.rebuild_left_bytes(&partition.volume)?, partition.volume)))
             .map(|(left_bytes, volume)| (volume, left_bytes))

@@ -35,7 +35,7 @@ use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, RemoteVolume, require_here};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::GroupRuling;
-use crate::stack::refuse_cached;
+use crate::stack::require_no_cache;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -73,7 +73,7 @@ impl Daemon {
             let copied = volumes.iter().zip(&requests).filter(|(_, request)| !request.shared);
             copied
                 .map(|(volume, _)| volume)
-                .try_for_each(|volume| refuse_cached(&volume.document()).map_err(|error| of_disk(volume, error)))?;
+                .try_for_each(|volume| require_no_cache(&volume.document()).map_err(|error| of_disk(volume, error)))?;
         }
         let mut ready = Vec::with_capacity(volumes.len());
         let outcome = self.make_all_ready(volumes, requests, &mut ready).await;

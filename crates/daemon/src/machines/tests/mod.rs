@@ -46,6 +46,17 @@ async fn with_machine() -> (Pair, FakeQemu) {
     (pair, qemu)
 }
 
+/// Two hosts; the second knows the machine, with these disks, and its QEMU is this.
+async fn with_machine_that_comes(disks: Vec<MachineDisk>) -> (Pair, FakeQemu) {
+    let mut pair = Pair::start().await;
+    let qemu = FakeQemu::stopped();
+    pair.b.hypervisors = std::sync::Arc::new(qemu.clone());
+    pair.b.kill();
+    pair.b.start().await;
+    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", disks).await.expect("added");
+    (pair, qemu)
+}
+
 /// Stores what moves leave on record, however they have come there.
 fn put_on_record(daemon: &Daemon, change: impl FnOnce(&mut MachineDocument)) {
     let mut document = daemon.machine(NAME).expect("known").document();
@@ -230,12 +241,7 @@ async fn came_with_machine(pair: &Pair) {
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts() {
-    let mut pair = Pair::start().await;
-    let qemu = FakeQemu::stopped();
-    pair.b.hypervisors = std::sync::Arc::new(qemu.clone());
-    pair.b.kill();
-    pair.b.start().await;
-    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", vec![disk()]).await.expect("added");
+    let (mut pair, qemu) = with_machine_that_comes(vec![disk()]).await;
     pair.between.mend();
     came_with_machine(&pair).await;
     put_on_record(pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
@@ -254,13 +260,8 @@ async fn a_machine_whose_qemu_has_ended_after_the_commit_is_lost_for_both_hosts(
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_of_which_only_some_disks_have_come_is_forgotten_once_its_qemu_has_ended() {
-    let mut pair = Pair::start().await;
-    let qemu = FakeQemu::stopped();
-    pair.b.hypervisors = std::sync::Arc::new(qemu.clone());
-    pair.b.kill();
-    pair.b.start().await;
     let disks = vec![disk(), MachineDisk { volume: "y".to_owned(), ..disk() }];
-    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", disks).await.expect("added");
+    let (mut pair, qemu) = with_machine_that_comes(disks).await;
     pair.between.mend();
     came_with_machine(&pair).await;
     put_on_record(pair.b.daemon(), |document| document.incoming = Some(incoming("a")));
@@ -337,11 +338,7 @@ async fn a_guest_that_somebody_lets_run_while_its_commit_is_asked_for_is_stopped
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_that_has_come_says_so_after_a_restart_too_and_one_that_has_not_does_not() {
-    let mut pair = Pair::start().await;
-    pair.b.hypervisors = std::sync::Arc::new(FakeQemu::stopped());
-    pair.b.kill();
-    pair.b.start().await;
-    pair.b.core().add_machine_of(NAME, "/run/vm.qmp", Vec::new()).await.expect("added");
+    let (mut pair, _qemu) = with_machine_that_comes(Vec::new()).await;
     let id = Uuid::from_u128(8);
     let error = pair.b.daemon().run_arrival("a", id).await.expect_err("nothing has come");
     assert_eq!(error.code, ErrorCode::NotFound, "{error}");

@@ -125,8 +125,7 @@ async fn nothing_is_decided_about_disks_of_which_the_other_host_holds_one() {
 }
 
 fn is_held(volume: &crate::volume::Volume) -> bool {
-    let incoming = volume.document().incoming.clone();
-    incoming.is_some_and(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
+    volume.document().incoming.as_ref().is_some_and(|incoming| incoming.is_held())
 }
 
 #[tokio::test(start_paused = true)]
