@@ -508,10 +508,10 @@ pub(crate) struct SetArgs {
 pub(crate) struct ResolveArgs {
     /// The volume
     pub(crate) name: String,
-    /// The host that it was moved to is to hold it
+    /// The host that it was moved to is to hold it; there, it is opened to clients, and the guest at the old host is kept out
     #[arg(long, conflicts_with = "give_back")]
     pub(crate) take: bool,
-    /// The host that it was moved from is to hold it
+    /// The host that it was moved from is to hold it; of one that was opened with --take, its guest there is let in again
     #[arg(long)]
     pub(crate) give_back: bool,
     /// Give it back although the other host does not answer: if that has taken it, there are two of it

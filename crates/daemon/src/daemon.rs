@@ -394,6 +394,7 @@ impl Daemon {
             job: None,
             incoming: None,
             came_with: None,
+            opened: None,
             id: None,
             layers: Vec::new(),
             sector: Some(open_backend.device.geometry().request_alignment),

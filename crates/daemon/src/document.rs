@@ -71,6 +71,9 @@ pub const DOCUMENT_VERSION_SURROGATE: u32 = 10;
 pub const DOCUMENT_VERSION_CACHE: u32 = 11;
 /// The layout once a layer has been marked on the image: an earlier version would drop the number, and be refused its own image later.
 pub const DOCUMENT_VERSION_MARKED: u32 = 12;
+/// The layout of a document of a volume that a person has opened here: an earlier version would let the guest of its old host write
+/// over what was written since.
+pub const DOCUMENT_VERSION_OPENED: u32 = 13;
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +86,7 @@ pub struct VolumeDocument {
     /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it. [`DOCUMENT_VERSION_SHARED`] applies
     /// while the volume is handed over on storage that both hosts reach. [`DOCUMENT_VERSION_SURROGATE`] applies while a surrogate
     /// is listed, or was until a commit that may be taken back. [`DOCUMENT_VERSION_CACHE`] does the same for a cache.
+    /// [`DOCUMENT_VERSION_OPENED`] applies while a person has opened a volume here whose guest may be at another host.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,6 +133,10 @@ pub struct VolumeDocument {
     #[serde(default)]
     #[serde(rename = "arrival")]
     pub incoming: Option<IncomingDocument>,
+    /// By what it came, once a person has opened its export here although its guest at the host that it came from may run on. That
+    /// guest is kept out until a person says otherwise: it would write over what was written here since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opened: Option<OpenedArrival>,
     /// The machine that it came with, once it is held here: what it says of that goes when its host lets it go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub came_with: Option<String>,
@@ -183,6 +191,17 @@ pub struct IncomingDocument {
     /// The layers that come with it, the lowest first. Until that host lets the volume go only their bytes are here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,
+}
+
+/// The move by which a volume came that a person has opened here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenedArrival {
+    /// The host that it came from.
+    pub host: String,
+    /// What the volume is called there.
+    pub origin: String,
+    /// The move.
+    pub job: uuid::Uuid,
 }
 
 /// How far a volume has come that another host moves here.
@@ -335,6 +354,8 @@ impl VolumeDocument {
         let has_surrogate = self.layers_named().any(|layer| layer.redirect().is_some());
         let has_cache = self.layers_named().any(|layer| layer.cache().is_some());
         self.version = match job {
+            // Without a way back to that host an earlier version does no harm.
+            _ if self.opened.is_some() && self.incoming.is_some() => DOCUMENT_VERSION_OPENED,
             _ if self.layers_generation > 0 => DOCUMENT_VERSION_MARKED,
             _ if has_cache => DOCUMENT_VERSION_CACHE,
             _ if has_surrogate => DOCUMENT_VERSION_SURROGATE,
@@ -402,6 +423,12 @@ impl VolumeDocument {
             self.layers = incoming.layers;
             self.id.get_or_insert(id);
         }
+    }
+
+    /// The move by which the volume came, as it is kept when a person opens it here.
+    pub(crate) fn opened_arrival(&self) -> Option<OpenedArrival> {
+        let incoming = self.incoming.as_ref()?;
+        Some(OpenedArrival { host: incoming.host.clone(), origin: incoming.origin.clone(), job: incoming.job })
     }
 
     /// The guest of a volume that comes with its machine goes through its layers here, from when it is held.

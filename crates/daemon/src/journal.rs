@@ -9,7 +9,7 @@ use env::Env;
 use migrate::{JobJournal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_MARKED, JobDocument, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_OPENED, JobDocument, VolumeDocument};
 use crate::journal_file::JournalFile;
 use crate::location::JobTarget;
 use crate::platform::Backends;
@@ -149,7 +149,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_MARKED).contains(&document.version) {
+    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_OPENED).contains(&document.version) {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),

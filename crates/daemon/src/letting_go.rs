@@ -83,6 +83,10 @@ impl Daemon {
         let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else {
             return Ok(());
         };
+        if volume.kept_out().is_some() {
+            // A person has opened it there without what is not there.
+            return Ok(());
+        }
         require_unused(volume)?;
         let slot = volume.require_up()?;
         let uri = volume.uri()?;

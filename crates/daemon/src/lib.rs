@@ -88,9 +88,10 @@ pub use disk::Disk;
 pub use document::{
     AdoptionDirection, AdoptionDocument, CacheLayer, CacheTrust, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_CACHE, DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS,
-    DOCUMENT_VERSION_MACHINES, DOCUMENT_VERSION_MARKED, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES,
-    DOCUMENT_VERSION_SHARED, DOCUMENT_VERSION_SURROGATE, GroupDocument, IncomingDocument, IncomingStage, JobDocument,
-    LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer, VolumeDocument,
+    DOCUMENT_VERSION_MACHINES, DOCUMENT_VERSION_MARKED, DOCUMENT_VERSION_OPENED, DOCUMENT_VERSION_OVERLAYS,
+    DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED, DOCUMENT_VERSION_SURROGATE, GroupDocument, IncomingDocument,
+    IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer,
+    VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};

@@ -509,6 +509,13 @@ impl Volume {
         self.forward.lock().as_ref().is_some_and(FencedLane::is_used)
     }
 
+    /// Why the host that holds it lets nobody from here in, if that is so.
+    pub(crate) fn kept_out(&self) -> Option<String> {
+        self.remote_device().filter(|remote_device| remote_device.is_kept_out()).map(|remote_device| {
+            remote_device.problem().unwrap_or_else(|| "it lets nobody from this host in".to_owned())
+        })
+    }
+
     /// What its requests are passed on by, if another host holds it.
     pub(crate) fn remote_device(&self) -> Option<Arc<RemoteVolumeDevice>> {
         self.with_backend(|open_backend| open_backend.remote_device().map(Arc::clone)).flatten()

@@ -208,6 +208,7 @@ impl Daemon {
                 layers: Vec::new(),
             }),
             came_with: None,
+            opened: None,
             id: None,
             layers: Vec::new(),
             layers_generation: 0,

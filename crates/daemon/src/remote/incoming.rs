@@ -57,6 +57,7 @@ impl Daemon {
     /// The same of [`open_forward`](Self::open_forward).
     pub(super) fn may_open_forward(&self, host: &str, request: &SessionRequest) -> Result<()> {
         let volume = self.volume(&request.volume)?;
+        refuse_opened(&volume, host, request)?;
         may_take(&volume.name, &incoming_of(&volume, host, request)?, request.epoch)
     }
 
@@ -295,10 +296,7 @@ impl Daemon {
 
     /// The guest of the host that a volume came from uses it no more: it is this host's like any other.
     pub(super) async fn release_incoming(&self, volume: &Arc<Volume>) -> Result<()> {
-        let before = volume.forward.lock().take();
-        if let Some(before) = before {
-            before.close().await;
-        }
+        close_forward(volume).await;
         let id = random_uuid(&*self.env);
         let is_served = volume.document().incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
         let stored = volume.journal.update(|document| document.let_go(id));
@@ -373,17 +371,33 @@ impl Daemon {
         volume.bring_up(open_backend, self.pool.clone(), &self.overlay_context(), &open_options).await.map(drop)
     }
 
-    /// Somebody has decided that a volume which is held here for another host's guest may be used here.
+    /// A person has decided that a volume which is held here for another host's guest may be used here. That guest is kept out from
+    /// then on: what it waits to write is older than what is written here.
     pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
         // The QEMU that it has come for runs no more, or was never meant.
         volume.free_of_machine().await?;
+        close_forward(volume).await;
+        let opened = volume.document().opened_arrival();
+        let stored = volume.journal.update(|document| {
+            document.opened = opened;
+            document.incoming.iter_mut().for_each(|incoming| incoming.exclusive = false);
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let comes_with_layers = volume.document().incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty());
         if comes_with_layers {
             // Its guest went through layers at the other host, which know nothing of what is written here: it cannot come back.
             return self.release_incoming(volume).await;
         }
-        set_exclusive(volume, false).await?;
         self.open_export(volume).await
+    }
+
+    /// The guest that is kept out of a volume since a person has opened it here is over: its host has said so.
+    pub(super) async fn end_opened(&self, volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
+        if !is_opened_to(volume, host, request) {
+            return Ok(());
+        }
+        let stored = volume.journal.update(|document| document.opened = None);
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
     }
 
     async fn open_export(&self, volume: &Volume) -> Result<()> {
@@ -393,8 +407,11 @@ impl Daemon {
         }
     }
 
-    /// The guest of the host that a volume came from comes to it: nobody else does any more.
-    async fn close_to_others(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+    /// The guest of the host that a volume came from may come to it, and nobody else does any more.
+    ///
+    /// # Errors
+    /// Somebody is connected to the volume here, or its journal cannot be stored. Those who use it here still may.
+    pub(super) async fn close_to_others(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
         if incoming.exclusive {
             return Ok(());
         }
@@ -405,9 +422,17 @@ impl Daemon {
             self.open_export(volume).await?;
             let message = format!("{} is used at its new host, by {connections} connections there", volume.name);
             return Err(Error::new(ErrorCode::InUse, message)
-                .with_hint("let those disconnect: the guest at this host waits until then"));
+                .with_hint("let those disconnect first: the guest at the old host waits until then"));
         }
-        set_exclusive(volume, true).await
+        let stored = volume.journal.update(|document| {
+            document.opened = None;
+            document.incoming.iter_mut().for_each(|incoming| incoming.exclusive = true);
+        });
+        if let Err(error) = stored.await {
+            self.open_export(volume).await?;
+            return Err(of_backend(&error, "the volume's journal"));
+        }
+        Ok(())
     }
 
     /// The file of a volume that this host has held under an epoch of which its record does not know: that comes from a backup.
@@ -461,13 +486,11 @@ impl Daemon {
     pub(super) async fn open_forward(self: &Arc<Self>, host: &str, request: &SessionRequest) -> Result<Device> {
         let volume = self.volume(&request.volume)?;
         let _operation = volume.operation.lock().await;
+        refuse_opened(&volume, host, request)?;
         let incoming = incoming_of(&volume, host, request)?;
         self.take_incoming(&volume, &incoming, request.epoch).await?;
         self.close_to_others(&volume, &incoming_of(&volume, host, request)?).await?;
-        let before = volume.forward.lock().take();
-        if let Some(before) = before {
-            before.close().await;
-        }
+        close_forward(&volume).await;
         let slot = volume.require_up()?;
         let (fenced_lane, device) = FencedLane::open(forwarded(&volume, &slot, request));
         *volume.forward.lock() = Some(fenced_lane);
@@ -549,13 +572,32 @@ async fn close_lane(volume: &Volume) {
     }
 }
 
-async fn set_exclusive(volume: &Volume, exclusive: bool) -> Result<()> {
-    let stored = volume.journal.update(|document| {
-        if let Some(incoming) = &mut document.incoming {
-            incoming.exclusive = exclusive;
-        }
-    });
-    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
+/// Whether the volume came from `host` by the job of `request`, and a person has opened it here.
+pub(super) fn is_opened_to(volume: &Volume, host: &str, request: &SessionRequest) -> bool {
+    volume.document().opened.as_ref().is_some_and(|opened| opened.host == host && opened.job == request.job)
+}
+
+/// Refuses the guest of the host that a volume came from, once a person has opened it here.
+fn refuse_opened(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
+    if !is_opened_to(volume, host, request) {
+        return Ok(());
+    }
+    let (name, origin) = (&volume.name, &request.origin);
+    let message = format!("a person has opened {name} to others at its new host, and its guest at {host} is kept out");
+    let ends = format!("`transhume volume detach {origin}` at {host} ends its waiting");
+    let hint = match volume.document().incoming {
+        Some(_) => format!("`transhume resolve {name} --give-back` at the new host lets it in again; {ends}"),
+        None => ends,
+    };
+    Err(Error::new(ErrorCode::InUse, message).with_hint(hint))
+}
+
+/// Lets nothing through any more of the session by which another host's guest uses a volume.
+async fn close_forward(volume: &Volume) {
+    let session = volume.forward.lock().take();
+    if let Some(session) = session {
+        session.close().await;
+    }
 }
 
 async fn set_stage(volume: &Volume, stage: IncomingStage) -> Result<()> {

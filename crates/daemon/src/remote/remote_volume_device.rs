@@ -14,6 +14,7 @@
 //!   forwarding ──────────────────────────────────╯             requests are passed on
 //!
 //!   waiting ◀──▶ deciding ──▶ given back      requests go to the old source: somebody has decided that it holds the volume
+//!   waiting ───▶ kept out ──▶ forwarding      the other host holds it, and a person has opened it there: requests wait
 //! ```
 //!
 //! *Waiting* leads to *forwarding* when the other host has answered that it holds the volume and that is on record
@@ -46,6 +47,7 @@ use migrate::stream::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::abort_notices::ask_host;
 use crate::hosts::HostName;
 use crate::location::RemoteVolume;
 use crate::platform::Hosts;
@@ -55,6 +57,9 @@ const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
 
 /// A forward whose guest asks nothing for so long has one stream: others have the places.
 const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a host that has refused a session may take to say whether it holds the volume.
+const HELD_LIMIT: Duration = Duration::from_secs(6);
 
 /// The first rest before a host that could not be reached is tried again.
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -105,6 +110,8 @@ enum State {
     /// The same, and somebody decides whether it is to: meanwhile nobody tells it so.
     Deciding(u64),
     Forwarding(u64, Arc<Remote>),
+    /// The other host holds the volume, and lets nobody from here in: a person has opened it there.
+    KeptOut(u64),
     /// This host holds the volume after all, as somebody has decided.
     GivenBack(Device),
     Closed,
@@ -174,6 +181,7 @@ impl RemoteVolumeDevice {
             | State::Waiting(_)
             | State::Deciding(_)
             | State::Forwarding(..)
+            | State::KeptOut(_)
             | State::GivenBack(_)
             | State::Closed => None,
         }
@@ -261,9 +269,12 @@ impl RemoteVolumeDevice {
                 }
                 *state = State::Waiting(epoch);
             }
-            State::Waiting(_) | State::Deciding(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => {
-                return;
-            }
+            State::Waiting(_)
+            | State::Deciding(_)
+            | State::Forwarding(..)
+            | State::KeptOut(_)
+            | State::GivenBack(_)
+            | State::Closed => return,
         }
         drop(state);
         self.announce();
@@ -311,12 +322,17 @@ impl RemoteVolumeDevice {
         loop {
             let changed = self.changed.notified();
             match *self.state.lock() {
-                State::Forwarding(..) => return true,
+                State::Forwarding(..) | State::KeptOut(_) => return true,
                 State::Closed | State::GivenBack(_) => return false,
                 State::Down | State::Copying(_) | State::Waiting(_) | State::Deciding(_) => {}
             }
             changed.await;
         }
+    }
+
+    /// Whether the other host holds the volume and lets nobody from here in.
+    pub(crate) fn is_kept_out(&self) -> bool {
+        matches!(*self.state.lock(), State::KeptOut(_))
     }
 
     /// Tries the other host at once, if it is being waited for.
@@ -357,7 +373,7 @@ impl RemoteVolumeDevice {
                 State::Down | State::Copying(_) | State::Deciding(_) | State::Forwarding(..) => {
                     changed.await;
                 }
-                State::Waiting(epoch) => {
+                State::Waiting(epoch) | State::KeptOut(epoch) => {
                     let outcome = match refuses(lost.is_some()) {
                         Some(why) => Err(Error::new(ErrorKind::Busy, why)),
                         None => self.forward(epoch, &note_taken).await,
@@ -380,7 +396,11 @@ impl RemoteVolumeDevice {
         let options = StreamOptions { idle_max: Some(IDLE_MAX), ..self.options.clone() };
         let opening = self.open(Role::Forward, epoch, options);
         let remote = match select(pin!(opening), pin!(self.waits_no_more())).await {
-            Either::Left((opened, _)) => opened?,
+            Either::Left((Ok(opened), _)) => opened,
+            Either::Left((Err(error), _)) => {
+                self.look_kept_out((epoch, &error), note_taken).await?;
+                return Err(error);
+            }
             Either::Right(_) => return Ok(()),
         };
         let now = remote.session().boot;
@@ -391,8 +411,28 @@ impl RemoteVolumeDevice {
         *self.boot.lock() = Some(now);
         note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
         let mut state = self.state.lock();
-        if let State::Waiting(_) = *state {
+        if let State::Waiting(_) | State::KeptOut(_) = *state {
             *state = State::Forwarding(epoch, remote);
+        }
+        drop(state);
+        self.announce();
+        Ok(())
+    }
+
+    /// The other host has refused a session for `error`. If it holds the volume all the same, that is on record when this returns.
+    async fn look_kept_out(&self, (epoch, error): (u64, &Error), note_taken: &NoteTaken) -> Result<()> {
+        if matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut) {
+            return Ok(());
+        }
+        // Not where it stands: a volume of the same name would stand there, too.
+        let held = ask_host((&self.env, &*self.hosts), &self.place, Ask::Take { epoch }, HELD_LIMIT).await;
+        if !matches!(held, Ok(Answer::Done)) {
+            return Ok(());
+        }
+        note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
+        let mut state = self.state.lock();
+        if let State::Waiting(_) = *state {
+            *state = State::KeptOut(epoch);
         }
         drop(state);
         self.announce();
@@ -403,7 +443,7 @@ impl RemoteVolumeDevice {
     async fn waits_no_more(&self) {
         loop {
             let changed = self.changed.notified();
-            if !matches!(*self.state.lock(), State::Waiting(_)) {
+            if !matches!(*self.state.lock(), State::Waiting(_) | State::KeptOut(_)) {
                 return;
             }
             changed.await;

@@ -52,9 +52,10 @@ impl Daemon {
                             "{host} has answered that it holds the volume, and does not know that any more: its state directory is an \
                              older one"
                         ),
-                        Ok(VolumeStatus::Held { .. }) | Err(_) => {
-                            format!("{host} holds the volume; nothing is in doubt")
-                        }
+                        Ok(VolumeStatus::Held { .. }) | Err(_) => match volume.kept_out() {
+                            Some(why) => format!("{host} holds the volume; {why}"),
+                            None => format!("{host} holds the volume; nothing is in doubt"),
+                        },
                     };
                     let resolution =
                         Resolution { verdict, in_doubt: is_unknown, ..begin(&volume, &document, host, &there) };
@@ -254,6 +255,9 @@ impl Daemon {
             IncomingStage::Held { .. } if incoming.exclusive => {
                 self.resolve_held((volume, incoming), (resolution, &there), decision).await
             }
+            IncomingStage::Held { .. } if volume.document().opened.is_some() => {
+                self.resolve_opened((volume, incoming), resolution, decision).await
+            }
             IncomingStage::Held { .. } => {
                 let verdict = "this host holds the volume; nothing is in doubt".to_owned();
                 nothing_to_decide(Resolution { verdict, ..resolution }, decision)
@@ -328,14 +332,44 @@ impl Daemon {
         match decision {
             Some(Decision::Take) if !volume.is_used_from_afar() => {
                 self.open_to_others(volume).await?;
-                let done = Some("clients may come to its export here".to_owned());
-                Ok(Resolution { verdict, done, ..resolution })
+                let done = format!("clients may come to its export here, and the guest of {host} is kept out");
+                Ok(Resolution { verdict, done: Some(done), ..resolution })
             }
             Some(_) => refuse(verdict),
             None => {
-                let risk =
-                    format!("--take opens its export here: if the guest of {host} still runs, two may write to it");
+                let risk = format!(
+                    "--take opens its export here and keeps the guest of {host} out: what that has written and not flushed may be missing"
+                );
                 Ok(Resolution { verdict, risk: Some(risk).filter(|_| !volume.is_used_from_afar()), ..resolution })
+            }
+        }
+    }
+
+    /// A volume that a person has opened here, and whose guest at the host that it came from is kept out.
+    async fn resolve_opened(
+        &self,
+        (volume, incoming): (&Arc<Volume>, &IncomingDocument),
+        resolution: Resolution,
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let (name, host, origin) = (&volume.name, &incoming.host, &incoming.origin);
+        let verdict = format!(
+            "this host holds the volume, and a person has opened it here: the guest of {host} is kept out until `transhume resolve \
+             {name} --give-back` here, or `transhume volume detach {origin}` there"
+        );
+        match decision {
+            None => {
+                let risk = format!(
+                    "--give-back: what the guest of {host} waits to write, and what it holds in memory, goes over what was written here \
+                     since"
+                );
+                Ok(Resolution { verdict, risk: Some(risk), ..resolution })
+            }
+            Some(Decision::Take | Decision::Lost) => refuse(verdict),
+            Some(Decision::GiveBack) => {
+                self.close_to_others(volume, incoming).await?;
+                let done = Some(format!("the guest of {host} may use it again"));
+                Ok(Resolution { verdict, done, ..resolution })
             }
         }
     }
@@ -401,7 +435,8 @@ impl Daemon {
                 self.abandon(incoming).await?;
                 self.take_incoming(volume, incoming, epoch).await?;
                 self.open_to_others(volume).await?;
-                let done = format!("this host holds the volume under epoch {epoch}");
+                let done =
+                    format!("this host holds the volume under epoch {epoch}, and the guest of {host} is kept out");
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
             (Some(Decision::GiveBack | Decision::Lost), _) => {

@@ -91,6 +91,9 @@ impl Records {
             Ask::Take { epoch } => {
                 let volume = daemon.volume(&request.volume)?;
                 let _operation = volume.operation.lock().await;
+                if super::incoming::is_opened_to(&volume, peer, request) {
+                    return Ok(Answer::Done);
+                }
                 let incoming = super::incoming::incoming_of(&volume, peer, request)?;
                 daemon.take_incoming(&volume, &incoming, epoch).await.map(|()| Answer::Done)
             }
@@ -119,6 +122,7 @@ impl Records {
                 // What there is not, or is another's by now, is used by nobody there.
                 let Some(volume) = daemon.volume_if_any(&request.volume)? else { return Ok(Answer::Done) };
                 let _operation = volume.operation.lock().await;
+                daemon.end_opened(&volume, peer, request).await?;
                 match super::incoming::incoming_of(&volume, peer, request) {
                     Ok(incoming) if matches!(incoming.stage, IncomingStage::Held { .. }) => {
                         daemon.release_incoming(&volume).await.map(|()| Answer::Done)

@@ -25,7 +25,7 @@ impl RemoteVolumeDevice {
                 State::Forwarding(_, remote) => return Ok(Session::Forwarding(Arc::clone(remote))),
                 State::GivenBack(device) => return Ok(Session::GivenBack(device.clone())),
                 State::Closed => return Err(Error::new(ErrorKind::Disconnected, "the volume was detached")),
-                State::Waiting(_) | State::Deciding(_) => {}
+                State::Waiting(_) | State::Deciding(_) | State::KeptOut(_) => {}
             }
             changed.await;
         }
@@ -68,9 +68,12 @@ impl RemoteVolumeDevice {
     fn keeps_order(&self) -> bool {
         match &*self.state.lock() {
             State::Down | State::Copying(_) => self.keeps_copy.load(Ordering::Relaxed),
-            State::Waiting(_) | State::Deciding(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => {
-                true
-            }
+            State::Waiting(_)
+            | State::Deciding(_)
+            | State::Forwarding(..)
+            | State::KeptOut(_)
+            | State::GivenBack(_)
+            | State::Closed => true,
         }
     }
 

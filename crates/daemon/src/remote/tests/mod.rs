@@ -3,6 +3,7 @@
 mod doubt;
 mod fake_arbiter;
 pub(crate) mod harness;
+mod opened;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use api::v1::{Decision, ErrorCode, JobState, MoveRequest, PlanRequest, ResolveRequest, SnapshotRequest};
 use backends::{BackendSpec, PreparedTarget, TargetOrigin};
-use block::{Buffer, Bytes, Data, Mutation};
+use block::{Bytes, Data, Mutation};
 
 use crate::arbiter::Ruling;
 use crate::document::{IncomingStage, VolumeDocument};
@@ -248,29 +249,6 @@ async fn a_holder_is_told_that_a_volume_is_let_go_by_the_next_start_of_a_host_th
     pair.a.start().await;
     pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
     assert_eq!(pair.b.document("x").incoming, None);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_volume_whose_first_host_is_gone_is_opened_by_a_person_and_closed_to_others_when_its_guest_is_back() {
-    let pair = Pair::start().await;
-    let there = Box::pin(pair.moved()).await;
-    let take = || ResolveRequest { decision: Some(Decision::Take), at_risk: false };
-    let error = pair.b.core().resolve("x", take()).await.expect_err("its guest is there");
-    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
-    pair.between.close();
-    pair.between.cut();
-    pair.wait("its guest is not heard of", || !there.is_used_from_afar()).await;
-    let found = pair.b.core().resolve("x", ResolveRequest::default()).await.expect("looked at");
-    assert!(found.risk.is_some() && !found.in_doubt, "{found:?}");
-    pair.b.core().resolve("x", take()).await.expect("somebody has decided");
-    assert!(pair.b.clients.may_come_to("x"));
-    pair.between.mend();
-    let guest = pair.a.volume("x");
-    let device = guest.metered(&guest.slot().expect("it is up"));
-    device.read(Bytes(0), Buffer::unpooled(4096)).await.expect("it waits until its host is reached");
-    assert!(there.is_used_from_afar());
-    assert!(!pair.b.clients.may_come_to("x"), "two may write to it");
-    pair.b.core().detach("x").await.expect_err("its guest is back");
 }
 
 #[tokio::test(start_paused = true)]
