@@ -155,6 +155,14 @@ impl<'a> Retiring<'a> {
         there.find(|found| self.is_meant(found))
     }
 
+    /// All that may be it: somebody who writes to one of them may write to it. After a boot a block device may be there under other
+    /// numbers than those on record; it is what its name leads to.
+    #[must_use]
+    pub fn candidates(&self) -> Vec<Metadata> {
+        let by_name = std::fs::metadata(self.path).ok().filter(|found| found.file_type().is_block_device());
+        by_name.into_iter().chain(self.found()).collect()
+    }
+
     /// Whether it is a file that is where it was.
     #[must_use]
     pub fn is_file(&self) -> bool {

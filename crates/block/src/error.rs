@@ -38,6 +38,8 @@ pub enum ErrorKind {
     Invalid,
     /// A newer epoch owns the volume; this side may not write any more.
     Fenced,
+    /// The other side holds the volume and lets nobody of this one in: a person has opened it there.
+    KeptOut,
     /// The other side has gone away.
     Disconnected,
     /// The work was cancelled.
@@ -71,6 +73,7 @@ impl ErrorKind {
             Self::PermissionDenied => "permission-denied",
             Self::Invalid => "invalid",
             Self::Fenced => "fenced",
+            Self::KeptOut => "kept-out",
             Self::Disconnected => "disconnected",
             Self::Cancelled => "cancelled",
             Self::TimedOut => "timed-out",

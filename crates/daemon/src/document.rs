@@ -425,10 +425,17 @@ impl VolumeDocument {
         }
     }
 
-    /// The move by which the volume came, as it is kept when a person opens it here.
-    pub(crate) fn opened_arrival(&self) -> Option<OpenedArrival> {
-        let incoming = self.incoming.as_ref()?;
-        Some(OpenedArrival { host: incoming.host.clone(), origin: incoming.origin.clone(), job: incoming.job })
+    /// A person has opened a volume here that is held for a guest of the host that it came from. That guest is kept out from here on.
+    /// The volume is called `id` unless it has an identity.
+    pub(crate) fn open_to_others(&mut self, id: uuid::Uuid) {
+        let Some(incoming) = &mut self.incoming else { return };
+        let IncomingDocument { host, origin, job, .. } = &*incoming;
+        self.opened = Some(OpenedArrival { host: host.clone(), origin: origin.clone(), job: *job });
+        incoming.exclusive = false;
+        if !incoming.layers.is_empty() {
+            // Its guest went through layers at the other host, which know nothing of what is written here: it cannot come back.
+            self.let_go(id);
+        }
     }
 
     /// The guest of a volume that comes with its machine goes through its layers here, from when it is held.

@@ -14,6 +14,9 @@ use crate::volume::Volume;
 
 /// A volume whose layers are here and whose bytes are at another host is let go once that host has flushed, within this time.
 const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
+/// How long clients that are gone may take to be, and how often that is looked at.
+const GONE_LIMIT: Duration = Duration::from_secs(2);
+const GONE_LOOK: Duration = Duration::from_millis(50);
 
 impl Daemon {
     /// Stops serving a volume that nobody uses.
@@ -58,9 +61,23 @@ impl Daemon {
                 IncomingStage::Held { .. } => {}
             }
         }
+        self.free_of_waiting(&volume).await;
         let shown = self.remove_volume(&volume).await?;
         self.let_go_elsewhere(&document).await;
         Ok(shown)
+    }
+
+    /// The host that holds the volume lets nobody from here in, so nothing else answers what clients wait for: also those that are gone,
+    /// which would be counted as connected as long as it is not answered.
+    pub(crate) async fn free_of_waiting(&self, volume: &Volume) {
+        let Some(remote_device) = volume.remote_device().filter(|remote_device| remote_device.is_kept_out()) else {
+            return;
+        };
+        let began = self.env.now();
+        while volume.connections() > 0 && self.env.now().since(began) < GONE_LIMIT {
+            remote_device.fail_waiting();
+            self.env.sleep(GONE_LOOK).await;
+        }
     }
 
     /// Whether what a volume was to come to is not there any more.

@@ -156,14 +156,14 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         // Before the first write is taken: from here on the target misses what is written.
         layout.forget_progress(name)?;
     }
-    if document.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty()) {
-        // Whoever comes here goes through its layers, which the other host knows nothing of from here on.
-        let id = random_uuid(&*env);
-        let stored = volume.journal.update(|document| document.let_go(id));
-        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-    }
     let open_options = volume.open_options(config.lock_wait());
     let open_backend = open(&document, &open_options, &config, (&backends, &env)).await?;
+    if document.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_none()) {
+        // Whoever comes here writes what the guest of the other host knows nothing of.
+        let id = random_uuid(&*env);
+        let stored = volume.journal.update(|document| document.open_to_others(id));
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+    }
     volume.recall_loss(&open_backend);
     volume.journal.mark_image();
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
@@ -106,18 +107,31 @@ pub(crate) fn looks_alive(pid: u32) -> bool {
 /// # Errors
 /// What the operating system says of the process.
 pub fn writes_to(pid: u32, image: &Metadata) -> io::Result<bool> {
-    let is_image = |found: &Metadata| match found.file_type().is_block_device() && image.file_type().is_block_device() {
-        true => found.rdev() == image.rdev(),
-        false => (found.dev(), found.ino()) == (image.dev(), image.ino()),
-    };
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         // A file that it closes meanwhile is none that it has open.
-        let is_meant = fs::metadata(entry.path()).is_ok_and(|found| is_image(&found));
-        if is_meant && is_writable(pid, &entry.file_name().to_string_lossy()) {
+        if is_image(&entry.path(), image) && is_writable(pid, &entry.file_name().to_string_lossy()) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+fn is_writable(pid: u32, descriptor: &str) -> bool {
+    const ACCESS: u32 = 0o3;
+    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let flags = told.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & ACCESS != 0)
+}
+
+/// Whether what is at `path` is the file or block device `image`, as far as the kernel knows: no file system's server is asked, which may
+/// hang.
+fn is_image(path: &Path, image: &Metadata) -> bool {
+    let Ok(found) = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS) else { return false };
+    let is_device = FileType::from_raw_mode(found.stx_mode.into()).is_block_device();
+    match is_device && image.file_type().is_block_device() {
+        true => makedev(found.stx_rdev_major, found.stx_rdev_minor) == image.rdev(),
+        false => (makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino) == (image.dev(), image.ino()),
+    }
 }
 
 /// The processes that have the file or block device `image` open for writing, but for this program's own ones.
@@ -158,13 +172,6 @@ pub fn require_writer(pid: u32, found: &Metadata, image: &Path) -> Result<()> {
         }
         Err(error) => Err(Error::refused(format!("what QEMU's process {pid} has open cannot be seen: {error}"))),
     }
-}
-
-fn is_writable(pid: u32, descriptor: &str) -> bool {
-    const ACCESS: u32 = 0o3;
-    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
-    let flags = told.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & ACCESS != 0)
 }
 
 /// The 22nd word of `/proc/PID/stat`. The second one, the program's name, may have anything in it.

@@ -30,15 +30,72 @@ fn a_volume_whose_first_host_is_gone_for_good_is_taken_by_hand_and_nothing_that_
     let prepared = format!("prepared for epoch {epoch}");
     assert_eq!((&found["in_doubt"], &found["here"]), (&true.into(), &prepared.into()), "{found}");
     let taken = pair.b.json(&["resolve", "x", "--take"]);
-    assert_eq!(taken["done"], format!("this host holds the volume under epoch {epoch}"), "{taken}");
+    let done = format!("this host holds the volume under epoch {epoch}, and the guest of a is kept out");
+    assert_eq!(taken["done"], done, "{taken}");
     assert_eq!(pair.at_b("x")["state"], "serving");
-    // The first host was not gone after all: it passes its guest on.
+    // The first host was not gone after all: once a person says so, it passes its guest on.
     pair.network.mend();
     pair.a.start();
+    pair.a.wait_until("its guest is kept out", || {
+        pair.a.json(&["resolve", "x"])["verdict"]
+            .as_str()
+            .is_some_and(|verdict| verdict.contains("a person has opened"))
+    });
+    let back = pair.b.json(&["resolve", "x", "--give-back"]);
+    assert_eq!(back["done"], "the guest of a may use it again", "{back}");
     load.goes_on();
     let over = pair.wait_for_move("it is over", is_over);
     assert_eq!(over["state"], "done", "{over}");
     same(&pair.arrived("x"), &load.finish());
+}
+
+fn wait_until_kept_out(pair: &Pair) {
+    wait_until("its guest is kept out", || {
+        let found = pair.a.json(&["resolve", "x"]);
+        found["verdict"].as_str()?.contains("a person has opened").then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_is_gone_keeps_no_volume_that_was_opened_at_its_new_host() {
+    let pair = Pair::new();
+    let (load, _) = with_load(&pair, 8 << 20, 52);
+    pair.give_up_untaken();
+    pair.b.json(&["resolve", "x", "--take"]);
+    pair.network.mend();
+    wait_until_kept_out(&pair);
+    // With what it waits for unanswered.
+    drop(load);
+    pair.a.json(&["volume", "detach", "x"]);
+    assert_eq!(pair.b.json(&["resolve", "x"])["verdict"], "this host holds the volume; nothing is in doubt");
+    pair.b.json(&["volume", "detach", "x"]);
+}
+
+#[test]
+fn a_rescue_of_a_volume_that_has_come_keeps_the_guest_at_its_old_host_out() {
+    let mut pair = Pair::new();
+    let (load, _) = with_load(&pair, 8 << 20, 53);
+    pair.a.json(&["move", "x", "--to", "b"]);
+    pair.network.close();
+    pair.b.kill();
+    let mut rescue = pair
+        .b
+        .command(&["rescue", "x", "--state-dir", &pair.b.text("state")])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    let printed = rescue.stdout.as_mut().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(printed), &mut line).expect("it says where it serves");
+    rescue.kill().expect("killed");
+    rescue.wait().expect("over");
+    pair.b.start();
+    pair.network.mend();
+    let found = pair.b.json(&["resolve", "x"]);
+    assert!(found["verdict"].as_str().is_some_and(|verdict| verdict.contains("a person has opened it")), "{found}");
+    pair.b.json(&["resolve", "x", "--give-back"]);
+    load.goes_on();
+    drop(load);
 }
 
 #[test]

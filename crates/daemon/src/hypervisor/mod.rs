@@ -42,6 +42,7 @@ pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
 pub(crate) use outside::of_memory;
 pub(crate) use qemu::{Qemus, refused_state};
+pub(crate) use started::listening_at;
 pub use started::{MonitoredProcess, started_with};
 pub use straight::ServedDisk;
 

@@ -21,8 +21,8 @@ use vm::{CommandLine, QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
 use super::{
-    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, MonitoredProcess, Monitors, OnStarted, OnStatus,
-    Outlet, ServedDisk, launch, outside, started_with, straight,
+    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, OnStarted, OnStatus, Outlet, ServedDisk,
+    launch, listening_at, outside, straight,
 };
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
@@ -95,7 +95,7 @@ impl Hypervisors for Qemus {
 
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
         let Monitor::Qmp(path) = monitor else { return Vec::new() };
-        started_with(&MonitoredProcess::all(), Path::new(path))
+        listening_at(Path::new(path))
     }
 
     fn found(&self) -> Vec<FoundMachine> {

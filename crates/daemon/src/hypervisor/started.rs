@@ -3,6 +3,7 @@
 //! A path is a part of many command lines: another VM's name may begin with it, a log may lie beside it, and a word may only mention it.
 //! So a process has a monitor only if it was started to listen at exactly that path.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use vm::QemuProcess;
@@ -39,6 +40,34 @@ impl MonitoredProcess {
 pub fn started_with(processes: &[MonitoredProcess], path: &Path) -> Vec<QemuProcess> {
     let has_it = |found: &&MonitoredProcess| found.monitors.iter().any(|monitor| monitor == path);
     processes.iter().filter(has_it).map(|found| found.process.clone()).collect()
+}
+
+/// Those that have the monitor at `path` of this process's file systems. A container's may be called the same, and is another one.
+pub(crate) fn listening_at(path: &Path) -> Vec<QemuProcess> {
+    let (own, others): (Vec<_>, Vec<_>) =
+        MonitoredProcess::all().into_iter().partition(|found| shares_mounts(found.process.pid));
+    let here = identity_of(path);
+    let has_it = |found: &&MonitoredProcess| {
+        let root = PathBuf::from(format!("/proc/{}/root", found.process.pid));
+        let there = |monitor: &PathBuf| identity_of(&root.join(monitor.strip_prefix("/").unwrap_or(monitor)));
+        here.is_some() && found.monitors.iter().any(|monitor| there(monitor) == here)
+    };
+    // By another name of the same socket, too.
+    let by_socket = own.iter().chain(&others).filter(has_it).map(|found| found.process.clone());
+    let mut processes = started_with(&own, path);
+    let more: Vec<_> = by_socket.filter(|process| !processes.contains(process)).collect();
+    processes.extend(more);
+    processes
+}
+
+/// Whether process `pid` sees the file systems that this one does, as far as this one may know.
+fn shares_mounts(pid: u32) -> bool {
+    let mounts = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    mounts(&pid.to_string()).is_none_or(|there| mounts("self").is_none_or(|here| here == there))
+}
+
+fn identity_of(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 #[cfg(test)]

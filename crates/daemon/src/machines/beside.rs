@@ -21,7 +21,7 @@ impl Daemon {
                 *machine.problem.lock() = None;
                 return;
             };
-            let error = started_again(&machine.name, outgoing, &who);
+            let error = started_again(&machine.name, &outgoing.host, &who);
             tracing::error!(vm = machine.name, %error, "a VM that has moved was started here again");
             *machine.problem.lock() = Some(error);
             self.env.sleep(super::restart::REST).await;
@@ -37,19 +37,33 @@ impl Daemon {
         let group = document.job.as_ref().and_then(|job| job.group.as_ref());
         let group = group.filter(|_| document.given_up().is_some());
         let Some(name) = group.and_then(|group| group.machine.as_deref()) else { return Ok(()) };
-        let Some(machine) = self.machine_on_record(name) else { return Ok(()) };
-        let Some(outgoing) = &machine.outgoing else { return Ok(()) };
-        let who = self.other_that_runs(&machine, outgoing);
-        who.map_or(Ok(()), |who| Err(started_again(name, outgoing, &who)))
+        let machine = self.machine_on_record(name)?;
+        let on_record = machine.as_ref().and_then(|machine| Some((machine, machine.outgoing.as_ref()?)));
+        let (who, host) = match on_record {
+            Some((machine, outgoing)) => (self.other_that_runs(machine, outgoing), outgoing.host.clone()),
+            // A person has had the machine forgotten, and may have added it anew: nothing here has a right to its disk.
+            None => (self.user_of_old_image(volume, None), document.backend.to_string()),
+        };
+        who.map_or(Ok(()), |who| Err(started_again(name, &host, &who)))
     }
 
     /// Volumes come back before machines do.
-    fn machine_on_record(&self, name: &str) -> Option<MachineDocument> {
+    ///
+    /// # Errors
+    /// There is none of that name, and one that cannot be read.
+    fn machine_on_record(&self, name: &str) -> Result<Option<MachineDocument>> {
         if let Some(machine) = self.machines.get(name) {
-            return Some(machine.document());
+            return Ok(Some(machine.document()));
         }
-        let documents = document::load_all(&self.layout).ok()?;
-        documents.into_iter().flatten().find(|document| document.name == name)
+        let mut unreadable = None;
+        for document in document::load_all(&self.layout)? {
+            match document {
+                Ok(document) if document.name == name => return Ok(Some(document)),
+                Ok(_) => {}
+                Err(error) => unreadable = Some(error),
+            }
+        }
+        unreadable.map_or(Ok(None), Err)
     }
 
     /// What runs here on the machine's monitor or on the old image of one of its disks, and is not the QEMU that has moved.
@@ -66,8 +80,7 @@ impl Daemon {
     }
 }
 
-fn started_again(name: &str, outgoing: &OutgoingMachine, who: &str) -> Error {
-    let host = &outgoing.host;
+fn started_again(name: &str, host: &str, who: &str) -> Error {
     let message = format!("{name} is at {host} by the commit, and {who} here: its guest may run twice");
     Error::new(ErrorCode::MoveUnfinished, message).with_hint(format!(
         "end that one here, and keep whatever starts it from doing so; {host} is told to run the guest after that"

@@ -106,8 +106,9 @@ impl Daemon {
     /// It is a disk of a machine that is on its way: what is decided is decided about all of its disks.
     pub(crate) async fn resolve_volume(self: &Arc<Self>, name: &str, request: ResolveRequest) -> Result<Resolution> {
         let goes_with = |machine: &Arc<Machine>| {
-            let outgoing = machine.document().outgoing;
-            outgoing.is_some_and(|outgoing| outgoing.volumes.iter().any(|volume| volume == name))
+            let document = machine.document();
+            let goes = document.outgoing.iter().flat_map(|outgoing| &outgoing.volumes).any(|volume| volume == name);
+            goes || document.incoming.is_some() && document.disks.iter().any(|disk| disk.volume == name)
         };
         match self.machines.list().into_iter().find(goes_with).filter(|_| request.decision.is_some()) {
             None => self.resolve(name, request).await,

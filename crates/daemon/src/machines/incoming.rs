@@ -486,6 +486,10 @@ impl Daemon {
             return Err(Error::new(ErrorCode::MoveFailed, message)
                 .with_hint("see whether both hosts reach each other, and move it again"));
         }
+        if let (None, Some(process)) = (machine.document().process, hypervisor.process()) {
+            // A domain of libvirt: that it ends before its guest runs is told by its process alone.
+            self.update_machine(&machine, |document| document.process = Some(process.clone()))?;
+        }
         Ok(Answer::Done)
     }
 

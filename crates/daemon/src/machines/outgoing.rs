@@ -1,5 +1,6 @@
 //! Machines that go to other hosts: what is looked at before, and the beginning of the move.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,7 @@ use super::move_rules::{deadline_of_disks, disk_request, refusals_of, refuse_abs
 use super::parallel::MemoryChoice;
 use super::shared::Handling;
 use super::straight::require_straight;
-use super::unadopted::refuse_probed;
+use super::unadopted::refuse_unadoptable;
 use super::{Machine, budget, postcopy};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -167,8 +168,8 @@ impl Daemon {
             self.check_hook().err(),
             self.check_arbiter().await.err(),
         ];
-        let probed = refuse_probed(&document.name, hypervisor).await?;
-        Ok(found.into_iter().flatten().chain(probed).collect())
+        let unadoptable = refuse_unadoptable(&document.name, hypervisor).await?;
+        Ok(found.into_iter().flatten().chain(unadoptable).collect())
     }
 
     /// The plan of a disk's move, and what stands against that. There is none of a disk that is no volume yet, or whose volume is
@@ -608,7 +609,9 @@ fn is_given_up(volume: &Volume) -> bool {
 fn volumes_under_way(daemon: &Daemon, document: &MachineDocument) -> Vec<Arc<Volume>> {
     let going = document.outgoing.iter().flat_map(|outgoing| outgoing.volumes.clone());
     let here = document.disks.iter().map(|disk| disk.volume.clone());
-    going.chain(here).filter_map(|name| daemon.volume(&name).ok()).collect()
+    // A disk that has come and goes on is named twice.
+    let names: BTreeSet<String> = going.chain(here).collect();
+    names.into_iter().filter_map(|name| daemon.volume(&name).ok()).collect()
 }
 
 fn confused(host: &HostName) -> Error {

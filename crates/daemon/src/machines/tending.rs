@@ -22,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long a QEMU may take to say whether its guest runs.
 const RUN_STATE_LIMIT: Duration = Duration::from_secs(5);
 
+/// What a QEMU says of itself into which no guest has come.
+const EMPTY: [&str; 2] = ["inmigrate", "prelaunch"];
+
 impl Daemon {
     /// Looks after a machine that comes until it runs, or does not come.
     pub(super) fn tend(self: &Arc<Self>, machine: &Arc<Machine>) {
@@ -145,8 +148,7 @@ impl Daemon {
 
     /// Whether the QEMU that was started for a machine has ended. One of which no process is known may live.
     fn has_lost(&self, document: &MachineDocument) -> bool {
-        let is_qmp = matches!(document.monitor, Monitor::Qmp(_));
-        is_qmp && document.process.as_ref().is_some_and(|process| !self.hypervisors.lives(process))
+        document.process.as_ref().is_some_and(|process| !self.hypervisors.lives(process))
     }
 
     /// The machine has come, and its QEMU has ended before its guest ran: the move is over, and the disks are here.
@@ -186,7 +188,7 @@ impl Daemon {
         let never_ran = self.never_ran(&document)?.ok_or_else(|| torn(&document))?;
         // It may have been started just before this daemon's predecessor died.
         let started = self.hypervisors.started_for(&document.monitor);
-        if !started.is_empty() && self.runs_a_guest(&document.monitor).await {
+        if !started.is_empty() && !self.waits_for_a_guest(&document.monitor).await {
             return Err(runs_unrecorded(&document.name));
         }
         for process in started {
@@ -195,11 +197,12 @@ impl Daemon {
         self.give_up(machine, &never_ran).await
     }
 
-    /// Whether the guest of the QEMU at a monitor runs, whatever a record says.
-    async fn runs_a_guest(&self, monitor: &Monitor) -> bool {
+    /// Whether the QEMU at a monitor says that no guest was ever in it, whatever a record says. One that does not answer, or whose guest is
+    /// stopped, may have the only one.
+    async fn waits_for_a_guest(&self, monitor: &Monitor) -> bool {
         let asked = async { self.hypervisors.reach(monitor).await?.run_state().await };
         let state = env::timeout(&*self.env, RUN_STATE_LIMIT, asked).await;
-        state.is_some_and(|state| state.is_ok_and(|state| state == "running"))
+        state.is_some_and(|state| state.is_ok_and(|state| EMPTY.contains(&state.as_str())))
     }
 
     /// What is here of the disks of a machine that comes.

@@ -1,24 +1,74 @@
 //! Disks of a machine that no volume is yet, and that its move would have to adopt.
 
 use api::v1::{Error, ErrorCode};
+use vm::{Adoptability, DiskReport};
 
 use crate::hypervisor::Hypervisor;
 use crate::problem::Result;
 
-/// Why disks of the machine `name` would not be adopted whose format QEMU has found out by their bytes.
+/// Why disks of the machine `name` would not be adopted when it moves. Its plan says it before.
 ///
 /// # Errors
 /// The hypervisor does not answer.
-pub(super) async fn refuse_probed(name: &str, hypervisor: &dyn Hypervisor) -> Result<Vec<Error>> {
-    let probed = hypervisor.own_disks().await?.into_iter().filter(|report| report.is_probed);
-    let refusal = |report: vm::DiskReport| {
-        let node = report.node;
+pub(super) async fn refuse_unadoptable(name: &str, hypervisor: &dyn Hypervisor) -> Result<Vec<Error>> {
+    let reports = hypervisor.own_disks().await?;
+    Ok(reports.iter().filter_map(|report| refusal(name, report)).collect())
+}
+
+fn refusal(name: &str, report: &DiskReport) -> Option<Error> {
+    let DiskReport { node, image, .. } = report;
+    if report.is_probed {
         let message =
             format!("QEMU has found out that {node} of {name} is raw by its first bytes: its -drive has no format=");
-        Error::new(ErrorCode::NotAdoptable, message).with_hint(format!(
+        return Some(Error::new(ErrorCode::NotAdoptable, message).with_hint(format!(
             "start the VM with format=raw there; or `transhume adopt --node \'{node}\' --format raw` with its monitor, and name the format \
              before the VM is started again"
-        ))
-    };
-    Ok(probed.map(refusal).collect())
+        )));
+    }
+    match &report.verdict {
+        // What an earlier adoption has noted of its options only the next one looks up.
+        Adoptability::Adoptable { .. } | Adoptability::LosesOptions { .. } | Adoptability::Adopted => None,
+        Adoptability::Refused { reason } => {
+            let message = format!("{node} of {name} ({}): {reason}", image.display());
+            Some(
+                Error::new(ErrorCode::NotAdoptable, message).with_hint(
+                    "change that, or take the disk or medium out of the VM; the move adopts each disk first",
+                ),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm::{Form, Origin};
+
+    fn report(verdict: Adoptability) -> DiskReport {
+        DiskReport {
+            node: "disk0".to_owned(),
+            device: "/machine/peripheral/disk0".to_owned(),
+            device_type: "virtio-blk-pci".to_owned(),
+            image: "/vm/web1.qcow2".into(),
+            format: "qcow2".to_owned(),
+            bytes: None,
+            iothread: None,
+            throttle_group: None,
+            is_probed: false,
+            verdict,
+        }
+    }
+
+    #[test]
+    fn what_an_adoption_would_refuse_stands_against_the_move() {
+        let said = |report: &DiskReport| refusal("web1", report).map(|error| error.to_string());
+        assert_eq!(said(&report(Adoptability::Adopted)), None);
+        let adoptable = Adoptability::Adoptable { form: Form::Reopen, options_from: Origin::CommandLine };
+        assert_eq!(said(&report(adoptable.clone())), None);
+        let refused = said(&report(Adoptability::Refused { reason: "it has a backing chain".to_owned() }));
+        let refused = refused.expect("it is refused");
+        assert!(refused.contains("backing chain") && refused.contains("/vm/web1.qcow2"), "{refused}");
+        let probed = DiskReport { is_probed: true, ..report(adoptable) };
+        assert!(said(&probed).expect("it is refused").contains("format=raw"));
+    }
 }

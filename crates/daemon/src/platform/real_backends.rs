@@ -1,5 +1,6 @@
 //! The machine's file systems and block devices.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,7 +145,10 @@ impl Backends for RealBackends {
     }
 
     fn writers_of(&self, source: &Retiring<'_>) -> Vec<u32> {
-        in_place(|| source.found().map(|found| vm::writers_of(&found)).unwrap_or_default())
+        in_place(|| {
+            let writers: BTreeSet<u32> = source.candidates().iter().flat_map(vm::writers_of).collect();
+            writers.into_iter().collect()
+        })
     }
 
     fn bring_back(&self, source: &Retiring<'_>) -> Result<(), TargetError> {

@@ -265,9 +265,20 @@ impl Daemon {
         documents.filter_map(remote_of).collect()
     }
 
-    /// Whether the move `job` was undone, and its target has not been told yet.
-    pub(super) fn has_aborted(&self, job: uuid::Uuid) -> bool {
+    /// Whether the move of a volume was undone, and its target has not been told yet.
+    pub(super) fn has_aborted(&self, remote: &RemoteVolume) -> bool {
+        self.pending_notices().iter().any(|notice| notice.remote == *remote && !notice.released)
+    }
+
+    /// The same of any volume of the move `job`.
+    pub(super) fn has_aborted_job(&self, job: uuid::Uuid) -> bool {
         self.pending_notices().iter().any(|notice| notice.remote.job == job && !notice.released)
+    }
+
+    /// The other host has taken a volume although that was undone here: it need not be told any more that the volume does not come.
+    pub(super) fn forget_abort(&self, remote: &RemoteVolume) {
+        let notice = PendingNotice { remote: remote.clone(), released: false };
+        self.change_notices(|pending_notices| pending_notices.retain(|other| *other != notice));
     }
 
     fn pending_notices(&self) -> Vec<PendingNotice> {

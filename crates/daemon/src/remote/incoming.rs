@@ -57,7 +57,6 @@ impl Daemon {
     /// The same of [`open_forward`](Self::open_forward).
     pub(super) fn may_open_forward(&self, host: &str, request: &SessionRequest) -> Result<()> {
         let volume = self.volume(&request.volume)?;
-        refuse_opened(&volume, host, request)?;
         may_take(&volume.name, &incoming_of(&volume, host, request)?, request.epoch)
     }
 
@@ -298,12 +297,13 @@ impl Daemon {
     pub(super) async fn release_incoming(&self, volume: &Arc<Volume>) -> Result<()> {
         close_forward(volume).await;
         let id = random_uuid(&*self.env);
-        let is_served = volume.document().incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
+        // To its machine, since before it was held here, with its layers; or to others, since a person has opened it.
+        let is_served = |incoming: &IncomingDocument| incoming.machine.is_some() || !incoming.exclusive;
+        let is_served = volume.document().incoming.as_ref().is_some_and(is_served);
         let stored = volume.journal.update(|document| document.let_go(id));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
         if is_served {
-            // To its machine, since before it was held here, with its layers.
             return Ok(());
         }
         if let Err(error) = self.build_layers(volume).await {
@@ -377,16 +377,13 @@ impl Daemon {
         // The QEMU that it has come for runs no more, or was never meant.
         volume.free_of_machine().await?;
         close_forward(volume).await;
-        let opened = volume.document().opened_arrival();
-        let stored = volume.journal.update(|document| {
-            document.opened = opened;
-            document.incoming.iter_mut().for_each(|incoming| incoming.exclusive = false);
-        });
-        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        let comes_with_layers = volume.document().incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty());
-        if comes_with_layers {
-            // Its guest went through layers at the other host, which know nothing of what is written here: it cannot come back.
-            return self.release_incoming(volume).await;
+        let id = random_uuid(&*self.env);
+        let stored = volume.journal.update(|document| document.open_to_others(id)).await;
+        stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        let is_let_go = volume.document().incoming.is_none();
+        if is_let_go && let Err(error) = self.build_layers(volume).await {
+            volume.set_problem(error.clone());
+            return Err(error);
         }
         self.open_export(volume).await
     }
@@ -402,7 +399,12 @@ impl Daemon {
 
     async fn open_export(&self, volume: &Volume) -> Result<()> {
         match volume.export() {
-            Some(export) => self.network.offer(&volume.uri()?, export, volume.clients()).await,
+            Some(export) => {
+                // What was served there before is not what is there now, or is the same.
+                let uri = volume.uri()?;
+                self.network.withdraw(&uri).await;
+                self.network.offer(&uri, export, volume.clients()).await
+            }
             None => Ok(()),
         }
     }
@@ -469,15 +471,21 @@ impl Daemon {
     pub(super) fn volume_status(&self, request: &SessionRequest) -> Result<VolumeStatus> {
         let Some(volume) = self.volume_if_any(&request.volume)? else {
             // Of a move that was undone nothing was given up, also when the volume was detached since.
-            let was_kept = self.has_aborted(request.job);
+            let was_kept = self.has_aborted_job(request.job);
             return Ok(if was_kept { VolumeStatus::Held { epoch: ASKING_EPOCH } } else { VolumeStatus::Without });
         };
         let document = volume.document();
         Ok(match (document.incoming.as_ref().map(|incoming| incoming.stage), &document.backend) {
+            // Not the epoch that it has by now: a move here has raised that.
+            (Some(IncomingStage::Held { epoch }), _) => VolumeStatus::Held { epoch },
             (Some(IncomingStage::Filling), _) => VolumeStatus::Filling,
             (Some(IncomingStage::Prepared { epoch }), _) => VolumeStatus::Prepared { epoch },
             // What was given up by another move than the one that is asked about is somebody else's.
-            (_, Location::Remote(remote)) if remote.job == request.job => VolumeStatus::Without,
+            // One that is being given back is nobody else's any more.
+            (_, Location::Remote(remote)) if remote.job == request.job && !self.has_aborted(remote) => {
+                VolumeStatus::Without
+            }
+            (_, Location::Remote(remote)) if remote.job == request.job => VolumeStatus::Held { epoch: ASKING_EPOCH },
             _ => VolumeStatus::Held { epoch: document.epoch },
         })
     }
@@ -573,12 +581,12 @@ async fn close_lane(volume: &Volume) {
 }
 
 /// Whether the volume came from `host` by the job of `request`, and a person has opened it here.
-pub(super) fn is_opened_to(volume: &Volume, host: &str, request: &SessionRequest) -> bool {
+fn is_opened_to(volume: &Volume, host: &str, request: &SessionRequest) -> bool {
     volume.document().opened.as_ref().is_some_and(|opened| opened.host == host && opened.job == request.job)
 }
 
 /// Refuses the guest of the host that a volume came from, once a person has opened it here.
-fn refuse_opened(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
+pub(super) fn refuse_opened(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
     if !is_opened_to(volume, host, request) {
         return Ok(());
     }

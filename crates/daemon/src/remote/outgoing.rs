@@ -104,10 +104,10 @@ impl Daemon {
             Duration::from_secs(rest_max),
         );
         let (daemon, name) = (Arc::downgrade(self), volume.name.clone());
-        let job = remote.job;
+        let place = remote.clone();
         let refuses = move |is_told_again| {
             let daemon = daemon.upgrade()?;
-            if daemon.has_aborted(job) {
+            if daemon.has_aborted(&place) {
                 return Some("it is being given back to this host: decide that once more to finish it".to_owned());
             }
             let volume = daemon.volume(&name).ok().filter(|_| is_told_again)?;

@@ -33,7 +33,7 @@ mod requests;
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Device, Error, ErrorKind, Extent, RangeLock, Result, Unflushed};
@@ -47,7 +47,6 @@ use migrate::stream::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::abort_notices::ask_host;
 use crate::hosts::HostName;
 use crate::location::RemoteVolume;
 use crate::platform::Hosts;
@@ -57,9 +56,6 @@ const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
 
 /// A forward whose guest asks nothing for so long has one stream: others have the places.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-
-/// How long a host that has refused a session may take to say whether it holds the volume.
-const HELD_LIMIT: Duration = Duration::from_secs(6);
 
 /// The first rest before a host that could not be reached is tried again.
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -94,6 +90,8 @@ pub(crate) struct RemoteVolumeDevice {
     trusted: Mutex<Option<[u8; 16]>>,
     /// There was a connection to the other host.
     reached: Arc<AtomicBool>,
+    /// How often what waited was failed.
+    failed: AtomicU64,
     /// Held while the other host is told to hold the volume, and while somebody decides otherwise.
     telling: Arc<tokio::sync::Mutex<()>>,
     /// A copy's writes are kept, too: the other host may be asked to take the volume at any moment.
@@ -158,6 +156,7 @@ impl RemoteVolumeDevice {
             boot: Mutex::default(),
             trusted: Mutex::default(),
             reached: Arc::default(),
+            failed: AtomicU64::new(0),
             telling: Arc::default(),
             keeps_copy: AtomicBool::new(false),
         })
@@ -330,6 +329,12 @@ impl RemoteVolumeDevice {
         }
     }
 
+    /// Fails what waits for a host that lets nobody from here in: whoever is still there to hear it may go.
+    pub(crate) fn fail_waiting(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.announce();
+    }
+
     /// Whether the other host holds the volume and lets nobody from here in.
     pub(crate) fn is_kept_out(&self) -> bool {
         matches!(*self.state.lock(), State::KeptOut(_))
@@ -398,7 +403,7 @@ impl RemoteVolumeDevice {
         let remote = match select(pin!(opening), pin!(self.waits_no_more())).await {
             Either::Left((Ok(opened), _)) => opened,
             Either::Left((Err(error), _)) => {
-                self.look_kept_out((epoch, &error), note_taken).await?;
+                self.note_kept_out((epoch, &error), note_taken).await?;
                 return Err(error);
             }
             Either::Right(_) => return Ok(()),
@@ -419,20 +424,18 @@ impl RemoteVolumeDevice {
         Ok(())
     }
 
-    /// The other host has refused a session for `error`. If it holds the volume all the same, that is on record when this returns.
-    async fn look_kept_out(&self, (epoch, error): (u64, &Error), note_taken: &NoteTaken) -> Result<()> {
-        if matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut) {
-            return Ok(());
+    /// The other host has refused a session for `error`. If that says that it holds the volume all the same, that is on record when this
+    /// returns.
+    async fn note_kept_out(&self, (epoch, error): (u64, &Error), note_taken: &NoteTaken) -> Result<()> {
+        let is_kept_out = error.kind() == ErrorKind::KeptOut;
+        if is_kept_out {
+            note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
         }
-        // Not where it stands: a volume of the same name would stand there, too.
-        let held = ask_host((&self.env, &*self.hosts), &self.place, Ask::Take { epoch }, HELD_LIMIT).await;
-        if !matches!(held, Ok(Answer::Done)) {
-            return Ok(());
-        }
-        note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
         let mut state = self.state.lock();
-        if let State::Waiting(_) = *state {
-            *state = State::KeptOut(epoch);
+        match &*state {
+            State::Waiting(_) if is_kept_out => *state = State::KeptOut(epoch),
+            State::KeptOut(_) if !is_kept_out => *state = State::Waiting(epoch),
+            _ => {}
         }
         drop(state);
         self.announce();

@@ -13,7 +13,7 @@ use super::resolve_asked::is_asked;
 use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
-use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
+use crate::document::{Committed, IncomingDocument, IncomingStage, OpenedArrival, VolumeDocument};
 use crate::location::{Location, RemoteVolume};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -68,6 +68,12 @@ impl Daemon {
             Some(remote) => (remote.host.clone(), Some(self.ask_volume_status(remote).await)),
             None => (String::new(), None),
         };
+        if let Some(opened) = &document.opened {
+            let verdict = opened_without_way_back(opened);
+            let resolution =
+                Resolution { volume: volume.name.clone(), here: here(&document), verdict, ..Resolution::default() };
+            return nothing_to_decide(resolution, request.decision);
+        }
         let verdict = "this host holds the volume; nothing is in doubt".to_owned();
         let resolution = match &there {
             Some(there) => Resolution { verdict, ..begin(&volume, &document, &host, there) },
@@ -83,7 +89,7 @@ impl Daemon {
         (remote, committed): (&RemoteVolume, &Committed),
         ResolveRequest { decision, at_risk }: ResolveRequest,
     ) -> Result<Resolution> {
-        let deciding = match decision {
+        let _deciding = match decision {
             Some(Decision::GiveBack) => self.stop_telling(volume).await?,
             Some(Decision::Take | Decision::Lost) | None => None,
         };
@@ -95,6 +101,14 @@ impl Daemon {
         }
         let resolution = begin(volume, &document, host, &there);
         let is_held_there = matches!(there, Ok(VolumeStatus::Held { .. }));
+        if is_held_there && self.has_aborted(remote) {
+            tracing::warn!(
+                volume = volume.name,
+                host,
+                "a volume that was being given back was taken by the other host before"
+            );
+            self.forget_abort(remote);
+        }
         let is_unknown_there = self.is_unknown_there(remote, &there);
         let resolution = Resolution {
             in_doubt: !is_held_there,
@@ -134,7 +148,7 @@ impl Daemon {
             Some(Decision::GiveBack) if is_held_there => refuse(format!("{host} holds {}", volume.name)),
             Some(Decision::GiveBack) => {
                 self.require_known_there(&volume.name, remote, (&there, at_risk))?;
-                let telling = self.have_abandoned(volume, remote, (deciding.is_some(), there.is_ok()));
+                let telling = self.have_abandoned(volume, remote, there.is_ok());
                 Box::pin(self.give_back(volume, committed, telling)).await?;
                 self.deliver_later(host);
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
@@ -145,7 +159,7 @@ impl Daemon {
 
     /// Whether the other host, `there`, knows nothing of a volume that it was to hold, and this host has not had it forget that.
     fn is_unknown_there(&self, remote: &RemoteVolume, there: &There) -> bool {
-        matches!(there, Ok(VolumeStatus::Without)) && !self.has_aborted(remote.job)
+        matches!(there, Ok(VolumeStatus::Without)) && !self.has_aborted(remote)
     }
 
     /// Refuses to use what is here of a volume of which the other host, `there`, knows nothing: it may have held it and let it go since.
@@ -168,18 +182,13 @@ impl Daemon {
     }
 
     /// Has the other host forget what it was prepared for, before anybody uses the volume here: at once if it `answers`, or as soon as it
-    /// does. An arbiter hears of it before, if this host `decides` for a volume that is up.
+    /// does. An arbiter hears of it before, if the other host may take the volume by its ruling.
     ///
     /// # Errors
     /// The other host has taken the volume meanwhile, or refuses; the arbiter does not answer.
-    async fn have_abandoned(
-        self: &Arc<Self>,
-        volume: &Volume,
-        remote: &RemoteVolume,
-        (decides, mut answers): (bool, bool),
-    ) -> Result<()> {
+    async fn have_abandoned(self: &Arc<Self>, volume: &Volume, remote: &RemoteVolume, mut answers: bool) -> Result<()> {
         let host = &remote.host;
-        if decides && !answers {
+        if !answers {
             self.revoke(remote).await?;
             // That may have taken long, and the other host have come back meanwhile, having taken it.
             let there = self.ask_volume_status(remote).await;
@@ -252,8 +261,11 @@ impl Daemon {
             return if decision.is_none() { Ok(resolution) } else { refuse(verdict) };
         }
         match incoming.stage {
+            IncomingStage::Held { epoch } if matches!(there, Ok(VolumeStatus::Held { epoch: there }) if there > epoch) => {
+                self.resolve_newer_there((volume, host), resolution, decision).await
+            }
             IncomingStage::Held { .. } if incoming.exclusive => {
-                self.resolve_held((volume, incoming), (resolution, &there), decision).await
+                self.resolve_held((volume, incoming), resolution, decision).await
             }
             IncomingStage::Held { .. } if volume.document().opened.is_some() => {
                 self.resolve_opened((volume, incoming), resolution, decision).await
@@ -303,28 +315,36 @@ impl Daemon {
         }
     }
 
+    /// A volume that this host holds and of whose name the host that it came from holds one with a later epoch.
+    async fn resolve_newer_there(
+        &self,
+        (volume, host): (&Arc<Volume>, &str),
+        resolution: Resolution,
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let verdict = format!(
+            "{host} holds a volume of that name under a later epoch. If it was taken back there, what is here is older, and --give-back lets \
+             it go (its file stays). If it is another one, what is here is the only copy: `transhume move` it under another name"
+        );
+        match decision {
+            None => Ok(Resolution { verdict, in_doubt: true, ..resolution }),
+            Some(Decision::Take) => refuse(verdict),
+            Some(Decision::GiveBack | Decision::Lost) => {
+                self.remove_volume(volume).await?;
+                let done = Some("this host knows the volume no more; its file stays".to_owned());
+                Ok(Resolution { verdict, done, ..resolution })
+            }
+        }
+    }
+
     /// A volume that this host holds for a guest of the host that it came from.
     async fn resolve_held(
         &self,
         (volume, incoming): (&Arc<Volume>, &IncomingDocument),
-        (resolution, there): (Resolution, &There),
+        resolution: Resolution,
         decision: Option<Decision>,
     ) -> Result<Resolution> {
         let (host, origin) = (&incoming.host, &incoming.origin);
-        if matches!(there, Ok(VolumeStatus::Held { epoch }) if *epoch > volume.document().epoch) {
-            let verdict = format!(
-                "{host} holds the volume, which was taken back there: what is here is older, and --give-back lets it go (its file stays)"
-            );
-            return match decision {
-                None => Ok(Resolution { verdict, in_doubt: true, ..resolution }),
-                Some(Decision::Take) => refuse(verdict),
-                Some(Decision::GiveBack | Decision::Lost) => {
-                    self.remove_volume(volume).await?;
-                    let done = Some("this host knows the volume no more; its file stays".to_owned());
-                    Ok(Resolution { verdict, done, ..resolution })
-                }
-            };
-        }
         let verdict = format!(
             "this host holds the volume for the guest of {host}: nobody else uses it until `transhume volume detach {origin}` \
              there"
@@ -396,7 +416,11 @@ impl Daemon {
             },
             Ok(VolumeStatus::Without) => Resolution {
                 in_doubt: true,
-                verdict: format!("{host} has given the volume up: --take lets it be used here"),
+                verdict: format!(
+                    "{host} has given the volume up, and has this host hold it by itself; --take has it held here at once, for others than \
+                     the guest of {host}"
+                ),
+                risk: Some(format!("--take: the guest of {host}, if it still runs, loses its disk")),
                 ..resolution
             },
             Ok(_) => Resolution {
@@ -443,6 +467,8 @@ impl Daemon {
                 if is_given_up || self.abandon(incoming).await? == Some(Ruling::Committed) {
                     return refuse(format!("{host} has given {} up: nobody would hold it", incoming.origin));
                 }
+                // One that is held proves the commit of all that came with it.
+                self.undo_arrivals(incoming).await?;
                 self.forget(volume, resolution).await
             }
         }
@@ -460,6 +486,15 @@ impl Daemon {
         self.drop_incoming(volume).await?;
         Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
     }
+}
+
+/// What is said of a volume with layers that a person has opened here.
+fn opened_without_way_back(opened: &OpenedArrival) -> String {
+    let OpenedArrival { host, origin, .. } = opened;
+    format!(
+        "this host holds the volume, and a person has opened it here: the guest of {host} is kept out for good; `transhume volume detach \
+         {origin}` there ends its waiting"
+    )
 }
 
 fn not_known_there(name: &str, host: &str) -> String {

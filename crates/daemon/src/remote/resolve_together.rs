@@ -44,10 +44,12 @@ impl Daemon {
             }
         }
         let decided = async {
+            // Open, and so locked, until it is decided: they have their names back, by which something may start them.
+            let mut opened = Vec::new();
             for volume in &given_up {
                 let document = volume.document();
                 let Some(committed) = document.given_up() else { continue };
-                Box::pin(self.open_given_up(volume, committed)).await?;
+                opened.push(Box::pin(self.open_given_up(volume, committed)).await?);
             }
             self.decide_on_record(name, &given_up, at_risk).await
         };
@@ -59,14 +61,13 @@ impl Daemon {
         for volume in given_up {
             deciding.push(self.stop_telling(volume).await?);
         }
-        let mut answers = self.require_not_held(name, given_up, at_risk).await?;
-        if !answers && deciding.iter().any(Option::is_some) {
-            for remote in remotes_of(name, given_up)? {
-                self.revoke(&remote).await?;
-            }
-            // That may have taken long, and the other host have come back meanwhile, having taken them.
-            answers = self.require_not_held(name, given_up, at_risk).await?;
+        self.require_not_held(name, given_up, at_risk).await?;
+        // Whether or not it answers: it is told only after this is on record, and may take them by the ruling before it hears of it.
+        for remote in remotes_of(name, given_up)? {
+            self.revoke(&remote).await?;
         }
+        // That may have taken long, and the other host have taken them meanwhile.
+        let answers = self.require_not_held(name, given_up, at_risk).await?;
         tracing::warn!(vm = name, answers, "the disks of a VM are given back to this host");
         self.decide_abort(&remotes_of(name, given_up)?)
     }

@@ -70,6 +70,17 @@ impl Records {
         }
     }
 
+    /// Refuses the guest of a host whose volume a person has opened here, in a way that tells it apart from all other refusals: that
+    /// host may conclude that the volume is held here.
+    fn refuse_kept_out(&self, peer: &str, request: &SessionRequest) -> block::Result<()> {
+        if request.role != Role::Forward || request.epoch == ASKING_EPOCH {
+            return Ok(());
+        }
+        let Ok(Some(volume)) = self.daemon.volume_if_any(&request.volume) else { return Ok(()) };
+        super::incoming::refuse_opened(&volume, peer, request)
+            .map_err(|error| block::Error::new(ErrorKind::KeptOut, error.to_string()))
+    }
+
     async fn admit(&self, peer: &str, request: &SessionRequest) -> Result<Opened> {
         let (device, is_known) = match request.role {
             _ if request.epoch == ASKING_EPOCH => (without_bytes(request.size, request.request_alignment), false),
@@ -91,9 +102,6 @@ impl Records {
             Ask::Take { epoch } => {
                 let volume = daemon.volume(&request.volume)?;
                 let _operation = volume.operation.lock().await;
-                if super::incoming::is_opened_to(&volume, peer, request) {
-                    return Ok(Answer::Done);
-                }
                 let incoming = super::incoming::incoming_of(&volume, peer, request)?;
                 daemon.take_incoming(&volume, &incoming, epoch).await.map(|()| Answer::Done)
             }
@@ -149,13 +157,19 @@ impl Records {
 
 impl SessionHandler for SessionAuthorizer {
     fn check(&self, peer: &PeerName, request: &SessionRequest) -> block::Result<()> {
+        self.records.refuse_kept_out(&peer.0, request)?;
         self.records.may_admit(&peer.0, request).map_err(|error| to_wire(&error))
     }
 
     fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
         let (records, peer, request) = (Arc::clone(&self.records), peer.clone(), request.clone());
         let worker = if request.role == Role::Copy { &self.filling } else { &self.answering };
-        Box::pin(done_on(worker, async move { Box::pin(records.admit(&peer.0, &request)).await }))
+        let kept_out = records.refuse_kept_out(&peer.0, &request);
+        let admitted = done_on(worker, async move { Box::pin(records.admit(&peer.0, &request)).await });
+        Box::pin(async move {
+            kept_out?;
+            admitted.await
+        })
     }
 
     fn ask(&self, peer: &PeerName, request: &SessionRequest, ask: Ask) -> BoxFuture<'_, block::Result<Answer>> {

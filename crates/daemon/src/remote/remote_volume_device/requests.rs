@@ -17,8 +17,12 @@ const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 impl RemoteVolumeDevice {
     /// The session that requests go through now; waits for one after the turn.
     async fn session(&self) -> Result<Session> {
+        let failed = self.failed.load(Ordering::Relaxed);
         loop {
             let changed = self.changed.notified();
+            if self.failed.load(Ordering::Relaxed) != failed {
+                return Err(Error::new(ErrorKind::Disconnected, "the volume is used by others at its new host"));
+            }
             match &*self.state.lock() {
                 State::Down => return Err(self.unreachable()),
                 State::Copying(remote) => return Ok(Session::Copying(Arc::clone(remote))),

@@ -72,7 +72,7 @@ async fn a_volume_that_is_to_come_back_is_taken_by_nobody_in_a_later_life_either
         other => panic!("it is given up, and not {other:?}"),
     };
     pair.a.daemon().decide_give_back("vm", &[volume], false).await.expect("it is decided");
-    assert!(pair.a.daemon().has_aborted(remote.job), "it is on record");
+    assert!(pair.a.daemon().has_aborted(&remote), "it is on record");
     pair.a.kill();
     pair.between.mend();
     pair.a.start().await;
@@ -84,7 +84,7 @@ async fn a_volume_that_is_to_come_back_is_taken_by_nobody_in_a_later_life_either
     assert_eq!(Pair::contents(&pair.a, "x").await[0], 7);
     let is_forgotten = || pair.b.daemon().volume_if_any("x").expect("readable").is_none();
     pair.wait("the other host forgets it", is_forgotten).await;
-    pair.wait("nothing is left to tell", || !pair.a.daemon().has_aborted(remote.job)).await;
+    pair.wait("nothing is left to tell", || !pair.a.daemon().has_aborted(&remote)).await;
 }
 
 /// A host that knows nothing of a volume may have held it, and let it go since with newer bytes.

@@ -5,6 +5,7 @@ use block::{Buffer, Bytes, Data, Device, Mutation};
 
 use super::harness::{Machine, Pair};
 use crate::document::{DOCUMENT_VERSION_OPENED, VolumeDocument};
+use crate::location::Location;
 
 const AT: Bytes = Bytes::kib(64);
 
@@ -130,4 +131,56 @@ async fn another_volume_of_the_name_is_not_taken_for_the_one_that_was_given_up()
     pair.between.mend();
     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
     assert!(pair.a.document("x").given_up().is_some(), "its source would be removed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_refuses_because_its_volume_is_down_has_not_been_told_to_keep_the_guest_out() {
+    let mut pair = Pair::start().await;
+    pair.attach().await;
+    pair.a.core().add_snapshot("x", SnapshotRequest::default()).await.expect("taken");
+    pair.a.begin_move("x", "b").await;
+    pair.a.core().job_over("x").await;
+    device(&pair.a).write(write_of(1)).await.expect("written, and not flushed");
+    let file = pair.b.document("x").backend.local_path().expect("it is here").to_owned();
+    pair.b.kill();
+    pair.b.disks.locked.lock().insert(file);
+    pair.b.start().await;
+    tokio::time::sleep(std::time::Duration::from_secs(30)).await;
+    let error = pair.a.core().detach("x").await.expect_err("the other host lacks what was not flushed");
+    assert_eq!(error.code, ErrorCode::HostUnreachable, "{error}");
+    pair.b.disks.locked.lock().clear();
+    pair.wait("it is up again", || pair.b.volume("x").slot().is_some()).await;
+    pair.a.core().detach("x").await.expect("it is flushed");
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    assert_eq!(read(&pair.b).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_was_interrupted_and_overtaken_ends_when_a_person_looks() {
+    let pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    pair.between.close();
+    pair.between.cut();
+    let Location::Remote(remote) = pair.a.document("x").backend.clone() else { panic!("it was given up") };
+    // As a daemon leaves it that is killed between the two stores.
+    pair.a.daemon().decide_abort(std::slice::from_ref(&remote)).expect("stored");
+    resolve(&pair.b, Some(Decision::Take)).await.expect("a person takes the risk");
+    pair.between.mend();
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert!(pair.a.document("x").given_up().is_some(), "it is told of a volume that is to come back");
+    let found = resolve(&pair.a, None).await.expect("looked at");
+    assert!(found.verdict.contains("b holds the volume"), "{found:?}");
+    pair.wait("its move is over", || is_taken(&pair.a.document("x"))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_being_given_back_is_not_said_to_be_given_up() {
+    let pair = Pair::start().await;
+    Box::pin(pair.given_up_untaken()).await;
+    let Location::Remote(remote) = pair.a.document("x").backend.clone() else { panic!("it was given up") };
+    pair.a.daemon().decide_abort(std::slice::from_ref(&remote)).expect("stored");
+    // Only the first host can be asked.
+    pair.between.open_to(0);
+    let error = resolve(&pair.b, Some(Decision::Take)).await.expect_err("its old host has it back in a moment");
+    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
 }

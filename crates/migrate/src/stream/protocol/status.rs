@@ -14,7 +14,7 @@ pub enum Status {
 }
 
 /// The kinds of errors and their numbers. A number is never given to another kind.
-const KINDS: [(ErrorKind, u8); 17] = [
+const KINDS: [(ErrorKind, u8); 18] = [
     (ErrorKind::OutOfRange, 1),
     (ErrorKind::Misaligned, 2),
     (ErrorKind::TooLarge, 3),
@@ -32,6 +32,7 @@ const KINDS: [(ErrorKind, u8); 17] = [
     (ErrorKind::TimedOut, 15),
     (ErrorKind::Corrupt, 16),
     (ErrorKind::Internal, 17),
+    (ErrorKind::KeptOut, 18),
 ];
 
 const DAMAGED: u8 = 255;
