@@ -36,11 +36,7 @@ fn a_volume_whose_first_host_is_gone_for_good_is_taken_by_hand_and_nothing_that_
     // The first host was not gone after all: once a person says so, it passes its guest on.
     pair.network.mend();
     pair.a.start();
-    pair.a.wait_until("its guest is kept out", || {
-        pair.a.json(&["resolve", "x"])["verdict"]
-            .as_str()
-            .is_some_and(|verdict| verdict.contains("a person has opened"))
-    });
+    wait_until_kept_out(&pair);
     let back = pair.b.json(&["resolve", "x", "--give-back"]);
     assert_eq!(back["done"], "the guest of a may use it again", "{back}");
     load.goes_on();
@@ -63,6 +59,7 @@ fn a_client_that_is_gone_keeps_no_volume_that_was_opened_at_its_new_host() {
     pair.give_up_untaken();
     pair.b.json(&["resolve", "x", "--take"]);
     pair.network.mend();
+    pair.wait_for_move("it is over", is_over);
     wait_until_kept_out(&pair);
     // With what it waits for unanswered.
     drop(load);
@@ -77,6 +74,7 @@ fn a_rescue_of_a_volume_that_has_come_keeps_the_guest_at_its_old_host_out() {
     let (load, _) = with_load(&pair, 8 << 20, 53);
     pair.a.json(&["move", "x", "--to", "b"]);
     pair.network.close();
+    pair.network.cut();
     pair.b.kill();
     let mut rescue = pair
         .b
