@@ -10,6 +10,7 @@ use api::v1::{Error, ErrorCode};
 use super::Machine;
 use super::document::{self, MachineDocument, OutgoingMachine};
 use crate::daemon::Daemon;
+use crate::location::Location;
 use crate::problem::Result;
 use crate::volume::Volume;
 
@@ -42,7 +43,7 @@ impl Daemon {
         let (who, host) = match on_record {
             Some((machine, outgoing)) => (self.other_that_runs(machine, outgoing), outgoing.host.clone()),
             // A person has had the machine forgotten, and may have added it anew: nothing here has a right to its disk.
-            None => (self.user_of_old_image(volume, None), document.backend.to_string()),
+            None => (self.user_of_old_image(volume, None), host_of(&document.backend)),
         };
         who.map_or(Ok(()), |who| Err(started_again(name, &host, &who)))
     }
@@ -77,6 +78,13 @@ impl Daemon {
         }
         let volumes = outgoing.volumes.iter().filter_map(|name| self.volume(name).ok());
         volumes.filter_map(|volume| self.user_of_old_image(&volume, machine.process.as_ref())).next()
+    }
+}
+
+fn host_of(place: &Location) -> String {
+    match place {
+        Location::Remote(remote) => remote.host.clone(),
+        other => other.to_string(),
     }
 }
 
