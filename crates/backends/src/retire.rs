@@ -155,12 +155,12 @@ impl<'a> Retiring<'a> {
         there.find(|found| self.is_meant(found))
     }
 
-    /// All that may be it: somebody who writes to one of them may write to it. After a boot a block device may be there under other
-    /// numbers than those on record; it is what its name leads to.
+    /// What is there of it, or may be it: after a boot a block device may have other numbers than those on record, and is what its name
+    /// leads to.
     #[must_use]
-    pub fn candidates(&self) -> Vec<Metadata> {
-        let by_name = std::fs::metadata(self.path).ok().filter(|found| found.file_type().is_block_device());
-        by_name.into_iter().chain(self.found()).collect()
+    pub fn candidate(&self) -> Option<Metadata> {
+        let by_name = || std::fs::metadata(self.path).ok().filter(|found| found.file_type().is_block_device());
+        self.found().or_else(by_name)
     }
 
     /// Whether it is a file that is where it was.

@@ -73,7 +73,13 @@ impl Daemon {
         let Some(remote_device) = volume.remote_device().filter(|remote_device| remote_device.is_kept_out()) else {
             return;
         };
+        let Some(question) = volume.export().map(|export| export.ask_life()) else { return };
         let began = self.env.now();
+        self.env.sleep(GONE_LOOK).await;
+        if question.has_answer() {
+            // It stays what it is: its client goes first.
+            return;
+        }
         while volume.connections() > 0 && self.env.now().since(began) < GONE_LIMIT {
             remote_device.fail_waiting();
             self.env.sleep(GONE_LOOK).await;

@@ -44,30 +44,24 @@ pub fn started_with(processes: &[MonitoredProcess], path: &Path) -> Vec<QemuProc
 
 /// Those that have the monitor at `path` of this process's file systems. A container's may be called the same, and is another one.
 pub(crate) fn listening_at(path: &Path) -> Vec<QemuProcess> {
-    let (own, others): (Vec<_>, Vec<_>) =
-        MonitoredProcess::all().into_iter().partition(|found| shares_mounts(found.process.pid));
-    let here = identity_of(path);
-    let has_it = |found: &&MonitoredProcess| {
+    let (here, file) = (folder_of(Path::new("/"), path), path.file_name());
+    let has_it = |found: &MonitoredProcess| {
         let root = PathBuf::from(format!("/proc/{}/root", found.process.pid));
-        let there = |monitor: &PathBuf| identity_of(&root.join(monitor.strip_prefix("/").unwrap_or(monitor)));
-        here.is_some() && found.monitors.iter().any(|monitor| there(monitor) == here)
+        // Of a folder that is gone on both sides only its name is left.
+        found.monitors.iter().any(|monitor| match (folder_of(&root, monitor), here) {
+            (Some(there), Some(here)) => there == here && monitor.file_name() == file,
+            (None, None) => monitor == path,
+            (Some(_), None) | (None, Some(_)) => false,
+        })
     };
-    // By another name of the same socket, too.
-    let by_socket = own.iter().chain(&others).filter(has_it).map(|found| found.process.clone());
-    let mut processes = started_with(&own, path);
-    let more: Vec<_> = by_socket.filter(|process| !processes.contains(process)).collect();
-    processes.extend(more);
-    processes
+    MonitoredProcess::all().into_iter().filter(has_it).map(|found| found.process).collect()
 }
 
-/// Whether process `pid` sees the file systems that this one does, as far as this one may know.
-fn shares_mounts(pid: u32) -> bool {
-    let mounts = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-    mounts(&pid.to_string()).is_none_or(|there| mounts("self").is_none_or(|here| here == there))
-}
-
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+/// The folder that `path` is in, below `root`. Processes with mounts of their own may share it.
+fn folder_of(root: &Path, path: &Path) -> Option<(u64, u64)> {
+    let folder = path.parent()?;
+    let found = std::fs::metadata(root.join(folder.strip_prefix("/").unwrap_or(folder))).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 #[cfg(test)]

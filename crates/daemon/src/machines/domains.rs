@@ -219,10 +219,8 @@ impl Daemon {
     /// Whether the domain of a machine that has moved runs here in another QEMU than the one that has: somebody has started it again.
     async fn runs_as_another(&self, document: &MachineDocument) -> bool {
         let Some(known) = &document.process else { return false };
-        match self.hypervisors.reach(&document.monitor).await {
-            Ok(hypervisor) => hypervisor.process().is_some_and(|process| process != *known),
-            // One that cannot be looked at is nobody's to end while the one on record has ended.
-            Err(_) => !self.hypervisors.lives(known),
-        }
+        let reached = self.hypervisors.reach(&document.monitor).await;
+        let process = reached.ok().and_then(|hypervisor| hypervisor.process());
+        process.is_some_and(|process| process != *known)
     }
 }

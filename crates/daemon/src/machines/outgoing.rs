@@ -168,7 +168,7 @@ impl Daemon {
             self.check_hook().err(),
             self.check_arbiter().await.err(),
         ];
-        let unadoptable = refuse_unadoptable(&document.name, hypervisor).await?;
+        let unadoptable = refuse_unadoptable(&document.name, hypervisor, disks).await?;
         Ok(found.into_iter().flatten().chain(unadoptable).collect())
     }
 
@@ -563,6 +563,7 @@ impl Daemon {
             return Ok(vec![Resolution { volume: name.to_owned(), verdict, done, ..Resolution::default() }]);
         }
         let volumes = volumes_under_way(self, &machine.document());
+        let comes = machine.document().incoming.is_some();
         if request.decision == Some(Decision::GiveBack) {
             Box::pin(self.decide_give_back(name, &volumes, request.at_risk)).await?;
         }
@@ -570,12 +571,17 @@ impl Daemon {
         for volume in &volumes {
             // The doubt about one ends with that about all. What this host has given up is given back disk by disk.
             let was_ended = request.decision.is_some() && found.iter().any(|one: &Resolution| one.done.is_some());
-            let is_open = is_given_up(volume)
+            let is_open = comes
+                || is_given_up(volume)
                 || volume.document().job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
             // An earlier call that failed may have given some of them back.
             let is_of_others = !is_open && volumes.iter().any(|volume| is_given_up(volume));
             let request = if was_ended && !is_open || is_of_others { ResolveRequest::default() } else { request };
-            found.push(self.resolve(&volume.name, request).await?);
+            match self.resolve(&volume.name, request).await {
+                // Those of a machine that does not come go with it.
+                Err(error) if comes && !found.is_empty() && error.code == ErrorCode::NotFound => {}
+                resolved => found.push(resolved?),
+            }
         }
         Ok(found)
     }

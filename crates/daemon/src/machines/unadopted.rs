@@ -1,18 +1,24 @@
 //! Disks of a machine that no volume is yet, and that its move would have to adopt.
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, VmDisk};
 use vm::{Adoptability, DiskReport};
 
 use crate::hypervisor::Hypervisor;
 use crate::problem::Result;
 
-/// Why disks of the machine `name` would not be adopted when it moves. Its plan says it before.
+/// Why those of `disks` of the machine `name` that are no volumes would not be adopted when it moves. Its plan says it before.
 ///
 /// # Errors
 /// The hypervisor does not answer.
-pub(super) async fn refuse_unadoptable(name: &str, hypervisor: &dyn Hypervisor) -> Result<Vec<Error>> {
+pub(super) async fn refuse_unadoptable(
+    name: &str,
+    hypervisor: &dyn Hypervisor,
+    disks: &[VmDisk],
+) -> Result<Vec<Error>> {
     let reports = hypervisor.own_disks().await?;
-    Ok(reports.iter().filter_map(|report| refusal(name, report)).collect())
+    // A volume may have another name for its node than adopted ones have.
+    let is_volume = |report: &&DiskReport| disks.iter().any(|disk| disk.node == report.node && disk.volume.is_some());
+    Ok(reports.iter().filter(|report| !is_volume(report)).filter_map(|report| refusal(name, report)).collect())
 }
 
 fn refusal(name: &str, report: &DiskReport) -> Option<Error> {

@@ -1,6 +1,5 @@
 //! The machine's file systems and block devices.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,10 +144,7 @@ impl Backends for RealBackends {
     }
 
     fn writers_of(&self, source: &Retiring<'_>) -> Vec<u32> {
-        in_place(|| {
-            let writers: BTreeSet<u32> = source.candidates().iter().flat_map(vm::writers_of).collect();
-            writers.into_iter().collect()
-        })
+        in_place(|| source.candidate().map(|found| vm::writers_of(&found)).unwrap_or_default())
     }
 
     fn bring_back(&self, source: &Retiring<'_>) -> Result<(), TargetError> {

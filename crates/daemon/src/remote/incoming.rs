@@ -225,6 +225,22 @@ impl Daemon {
         Ok(())
     }
 
+    /// Removes what is here of a volume that comes, as a person has decided, unless another one is held that comes by the same move: that
+    /// proves the commit of all.
+    ///
+    /// # Errors
+    /// One is held.
+    pub(super) async fn drop_unless_committed(&self, volume: &Arc<Volume>, incoming: &IncomingDocument) -> Result<()> {
+        let _deciding = self.arrivals_decided.lock().await;
+        let is_held =
+            |volume: &&Arc<Volume>| volume.document().incoming.as_ref().is_some_and(IncomingDocument::is_held);
+        if let Some(held) = self.come_together(incoming).iter().find(is_held) {
+            let message = format!("this host holds {}, which was committed with {}", held.name, volume.name);
+            return Err(fenced(message));
+        }
+        self.drop_incoming(volume).await
+    }
+
     /// Has it on record that none of the volumes which come by the same move as `incoming` is taken any more. The first record that
     /// says so decides on all of them.
     ///
@@ -476,8 +492,6 @@ impl Daemon {
         };
         let document = volume.document();
         Ok(match (document.incoming.as_ref().map(|incoming| incoming.stage), &document.backend) {
-            // Not the epoch that it has by now: a move here has raised that.
-            (Some(IncomingStage::Held { epoch }), _) => VolumeStatus::Held { epoch },
             (Some(IncomingStage::Filling), _) => VolumeStatus::Filling,
             (Some(IncomingStage::Prepared { epoch }), _) => VolumeStatus::Prepared { epoch },
             // What was given up by another move than the one that is asked about is somebody else's.
@@ -486,6 +500,8 @@ impl Daemon {
                 VolumeStatus::Without
             }
             (_, Location::Remote(remote)) if remote.job == request.job => VolumeStatus::Held { epoch: ASKING_EPOCH },
+            // Not the epoch that it has by now: a move here has raised that.
+            (Some(IncomingStage::Held { epoch }), _) => VolumeStatus::Held { epoch },
             _ => VolumeStatus::Held { epoch: document.epoch },
         })
     }

@@ -386,7 +386,12 @@ impl RemoteVolumeDevice {
                     match self.noting(outcome) {
                         Ok(()) => lost = None,
                         Err(error) => {
-                            tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
+                            match error.kind() {
+                                ErrorKind::KeptOut => tracing::info!(place = %self.place, "the guest here is kept out"),
+                                _ => {
+                                    tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
+                                }
+                            }
                             let lost = *lost.get_or_insert_with(|| self.env.now());
                             self.rest(self.rest_since(lost)).await;
                         }

@@ -101,7 +101,8 @@ impl Daemon {
         }
         let resolution = begin(volume, &document, host, &there);
         let is_held_there = matches!(there, Ok(VolumeStatus::Held { .. }));
-        if is_held_there && self.has_aborted(remote) {
+        let is_ours = matches!(there, Ok(VolumeStatus::Held { epoch }) if epoch >= document.epoch);
+        if is_ours && self.has_aborted(remote) {
             tracing::warn!(
                 volume = volume.name,
                 host,
@@ -385,7 +386,10 @@ impl Daemon {
                 );
                 Ok(Resolution { verdict, risk: Some(risk), ..resolution })
             }
-            Some(Decision::Take | Decision::Lost) => refuse(verdict),
+            Some(Decision::Take) => {
+                Ok(Resolution { verdict, done: Some("it is open already".to_owned()), ..resolution })
+            }
+            Some(Decision::Lost) => refuse(verdict),
             Some(Decision::GiveBack) => {
                 self.close_to_others(volume, incoming).await?;
                 let done = Some(format!("the guest of {host} may use it again"));
@@ -467,9 +471,8 @@ impl Daemon {
                 if is_given_up || self.abandon(incoming).await? == Some(Ruling::Committed) {
                     return refuse(format!("{host} has given {} up: nobody would hold it", incoming.origin));
                 }
-                // One that is held proves the commit of all that came with it.
-                self.undo_arrivals(incoming).await?;
-                self.forget(volume, resolution).await
+                self.drop_unless_committed(volume, incoming).await?;
+                Ok(forgotten(resolution))
             }
         }
     }
@@ -484,8 +487,12 @@ impl Daemon {
 
     async fn forget(&self, volume: &Arc<Volume>, resolution: Resolution) -> Result<Resolution> {
         self.drop_incoming(volume).await?;
-        Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
+        Ok(forgotten(resolution))
     }
+}
+
+fn forgotten(resolution: Resolution) -> Resolution {
+    Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution }
 }
 
 /// What is said of a volume with layers that a person has opened here.

@@ -75,9 +75,31 @@ impl ConnectionFence {
         (Member { shared: Arc::clone(&self.shared), state }, admission)
     }
 
+    /// Asks every member for a proof of life.
+    pub(crate) fn ask(&self) -> LifeQuestion {
+        let members = self.shared.members.lock();
+        LifeQuestion { asked: members.iter().map(|member| (Arc::clone(member), member.ask())).collect() }
+    }
+
     /// How many members there are.
     pub(crate) fn members(&self) -> usize {
         self.shared.members.lock().len()
+    }
+}
+
+/// A question to the connections of an export whether their clients are there. Those on this machine answer at once, also while they wait
+/// for what they have asked for.
+pub struct LifeQuestion {
+    asked: Vec<(Arc<MemberState>, u64)>,
+}
+
+impl LifeQuestion {
+    /// Whether one has answered.
+    #[must_use]
+    pub fn has_answer(&self) -> bool {
+        let is_proved =
+            |(member, question): &(Arc<MemberState>, u64)| member.proved.load(Ordering::SeqCst) >= *question;
+        self.asked.iter().any(is_proved)
     }
 }
 
@@ -156,5 +178,20 @@ mod tests {
         first.prove(first.question(Waker::noop()).expect("a proof is owed"));
         let (_third, admission) = fence.join();
         assert!(admission.now_or_never().is_none(), "an old proof opened the gate");
+    }
+
+    #[test]
+    fn only_a_living_member_answers_whether_it_is_there() {
+        let fence = ConnectionFence::default();
+        let (gone, _) = fence.join();
+        let question = fence.ask();
+        assert!(!question.has_answer());
+        drop(gone);
+        assert!(!question.has_answer(), "one that has finished is not there");
+        let (living, _) = fence.join();
+        let question = fence.ask();
+        let asked = living.question(Waker::noop()).expect("it was asked");
+        living.prove(asked);
+        assert!(question.has_answer());
     }
 }

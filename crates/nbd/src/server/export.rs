@@ -6,7 +6,7 @@ use block::{BufferPool, Bytes, Device};
 
 use super::Limits;
 use super::advertised::Advertised;
-use super::connection_fence::ConnectionFence;
+use super::connection_fence::{ConnectionFence, LifeQuestion};
 use super::execute::{Context, FailedFlushSent, PAYLOAD_BYTES_MAX};
 use super::quota::Quota;
 use crate::protocol::{BlockSizes, ExportInfo, STRING_BYTES_MAX, export_flag};
@@ -93,6 +93,12 @@ impl Export {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.fence.members()
+    }
+
+    /// Asks its connections whether their clients are there.
+    #[must_use]
+    pub fn ask_life(&self) -> LifeQuestion {
+        self.fence.ask()
     }
 
     /// The same export, with what `wrap` makes over the device of each connection.

@@ -33,6 +33,7 @@ use peer::AskPeer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 
+pub use connection_fence::LifeQuestion;
 pub use export::{Export, Exports};
 use handshake::Outcome;
 use inbox::Inbox;
