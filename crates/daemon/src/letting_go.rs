@@ -67,17 +67,16 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// The host that holds the volume lets nobody from here in, so nothing else answers what clients wait for: also those that are gone,
-    /// which would be counted as connected as long as it is not answered.
-    pub(crate) async fn free_of_waiting(&self, volume: &Volume) {
-        let Some(remote_device) = volume.remote_device().filter(|remote_device| remote_device.is_kept_out()) else {
-            return;
-        };
+    /// Clients that are gone count as connected as long as what they have asked for is not answered. While the host that holds the volume
+    /// is not reached, or lets nobody from here in, nothing else answers it. Nobody was told that it was done.
+    async fn free_of_waiting(&self, volume: &Volume) {
+        let is_taken = volume.document().given_up().is_none();
+        let Some(remote_device) = volume.remote_device().filter(|_| is_taken) else { return };
         let Some(question) = volume.export().map(|export| export.ask_life()) else { return };
         let began = self.env.now();
         self.env.sleep(GONE_LOOK).await;
-        if question.has_answer() {
-            // It stays what it is: its client goes first.
+        if !question.have_all_left() {
+            // They go first.
             return;
         }
         while volume.connections() > 0 && self.env.now().since(began) < GONE_LIMIT {

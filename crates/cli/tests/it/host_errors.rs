@@ -55,14 +55,23 @@ fn wait_until_kept_out(pair: &Pair) {
 #[test]
 fn a_client_that_is_gone_keeps_no_volume_that_was_opened_at_its_new_host() {
     let pair = Pair::new();
-    let (load, _) = with_load(&pair, 8 << 20, 52);
+    let image = pair.a.image("disk.img", 8 << 20, 65536);
+    let uri = pair.a.attach("x", &image);
     pair.give_up_untaken();
+    let mut client = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write -P 9 0 4k", &uri])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("qemu-io starts; run `make setup`");
+    wait_until("it is connected", || (pair.at_a("x")["connections"] == 1).then_some(()));
     pair.b.json(&["resolve", "x", "--take"]);
     pair.network.mend();
     pair.wait_for_move("it is over", is_over);
     wait_until_kept_out(&pair);
-    // With what it waits for unanswered.
-    drop(load);
+    pair.a.refused(&["volume", "detach", "x"], 8, "1 client is connected");
+    assert!(client.try_wait().expect("asked").is_none(), "what a living client waits for has failed");
+    client.kill().expect("killed");
+    client.wait().expect("over");
     pair.a.json(&["volume", "detach", "x"]);
     assert_eq!(pair.b.json(&["resolve", "x"])["verdict"], "this host holds the volume; nothing is in doubt");
     pair.b.json(&["volume", "detach", "x"]);

@@ -89,6 +89,13 @@ impl Daemon {
             }
             let document = machine.document();
             let looked = async {
+                if document.process.is_some() && self.has_ended(machine) {
+                    // What answers at its monitor now was started since, and knows nothing of the memory.
+                    return Err(Error::new(
+                        ErrorCode::QmpUnreachable,
+                        format!("the QEMU of {} has ended", document.name),
+                    ));
+                }
                 let hypervisor = self.hypervisors.reach(&document.monitor).await?;
                 let flow = hypervisor.memory_flow(&noted).await?;
                 let now = sent.load(Ordering::Relaxed);

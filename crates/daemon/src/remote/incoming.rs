@@ -7,6 +7,7 @@ use block::{Bytes, Device, ErrorKind, Geometry, Slot};
 use migrate::stream::{SessionRequest, VolumeStatus};
 
 use super::fenced_lane::FencedLane;
+use super::opened::refuse_opened;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
 use vm::QemuProcess;
@@ -378,7 +379,7 @@ impl Daemon {
     }
 
     /// Puts the layers of a volume over its bytes, which its host has let go. Nobody uses it.
-    async fn build_layers(&self, volume: &Arc<Volume>) -> Result<()> {
+    pub(super) async fn build_layers(&self, volume: &Arc<Volume>) -> Result<()> {
         if volume.document().layers.is_empty() {
             return Ok(());
         }
@@ -387,33 +388,7 @@ impl Daemon {
         volume.bring_up(open_backend, self.pool.clone(), &self.overlay_context(), &open_options).await.map(drop)
     }
 
-    /// A person has decided that a volume which is held here for another host's guest may be used here. That guest is kept out from
-    /// then on: what it waits to write is older than what is written here.
-    pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
-        // The QEMU that it has come for runs no more, or was never meant.
-        volume.free_of_machine().await?;
-        close_forward(volume).await;
-        let id = random_uuid(&*self.env);
-        let stored = volume.journal.update(|document| document.open_to_others(id)).await;
-        stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        let is_let_go = volume.document().incoming.is_none();
-        if is_let_go && let Err(error) = self.build_layers(volume).await {
-            volume.set_problem(error.clone());
-            return Err(error);
-        }
-        self.open_export(volume).await
-    }
-
-    /// The guest that is kept out of a volume since a person has opened it here is over: its host has said so.
-    pub(super) async fn end_opened(&self, volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
-        if !is_opened_to(volume, host, request) {
-            return Ok(());
-        }
-        let stored = volume.journal.update(|document| document.opened = None);
-        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
-    }
-
-    async fn open_export(&self, volume: &Volume) -> Result<()> {
+    pub(super) async fn open_export(&self, volume: &Volume) -> Result<()> {
         match volume.export() {
             Some(export) => {
                 // What was served there before is not what is there now, or is the same.
@@ -423,34 +398,6 @@ impl Daemon {
             }
             None => Ok(()),
         }
-    }
-
-    /// The guest of the host that a volume came from may come to it, and nobody else does any more.
-    ///
-    /// # Errors
-    /// Somebody is connected to the volume here, or its journal cannot be stored. Those who use it here still may.
-    pub(super) async fn close_to_others(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
-        if incoming.exclusive {
-            return Ok(());
-        }
-        let uri = volume.uri()?;
-        self.network.withdraw(&uri).await;
-        let connections = volume.connections();
-        if connections > 0 {
-            self.open_export(volume).await?;
-            let message = format!("{} is used at its new host, by {connections} connections there", volume.name);
-            return Err(Error::new(ErrorCode::InUse, message)
-                .with_hint("let those disconnect first: the guest at the old host waits until then"));
-        }
-        let stored = volume.journal.update(|document| {
-            document.opened = None;
-            document.incoming.iter_mut().for_each(|incoming| incoming.exclusive = true);
-        });
-        if let Err(error) = stored.await {
-            self.open_export(volume).await?;
-            return Err(of_backend(&error, "the volume's journal"));
-        }
-        Ok(())
     }
 
     /// The file of a volume that this host has held under an epoch of which its record does not know: that comes from a backup.
@@ -596,28 +543,8 @@ async fn close_lane(volume: &Volume) {
     }
 }
 
-/// Whether the volume came from `host` by the job of `request`, and a person has opened it here.
-fn is_opened_to(volume: &Volume, host: &str, request: &SessionRequest) -> bool {
-    volume.document().opened.as_ref().is_some_and(|opened| opened.host == host && opened.job == request.job)
-}
-
-/// Refuses the guest of the host that a volume came from, once a person has opened it here.
-pub(super) fn refuse_opened(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
-    if !is_opened_to(volume, host, request) {
-        return Ok(());
-    }
-    let (name, origin) = (&volume.name, &request.origin);
-    let message = format!("a person has opened {name} to others at its new host, and its guest at {host} is kept out");
-    let ends = format!("`transhume volume detach {origin}` at {host} ends its waiting");
-    let hint = match volume.document().incoming {
-        Some(_) => format!("`transhume resolve {name} --give-back` at the new host lets it in again; {ends}"),
-        None => ends,
-    };
-    Err(Error::new(ErrorCode::InUse, message).with_hint(hint))
-}
-
 /// Lets nothing through any more of the session by which another host's guest uses a volume.
-async fn close_forward(volume: &Volume) {
+pub(super) async fn close_forward(volume: &Volume) {
     let session = volume.forward.lock().take();
     if let Some(session) = session {
         session.close().await;

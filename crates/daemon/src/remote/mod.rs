@@ -31,6 +31,7 @@
 //! | given up, not taken | prepared | nobody | the source asks the target to take it, again and again; its guest waits |
 //! | given up, not taken | held | the target | the same, and the target answers that it has it |
 //! | given up, taken | held | the target | the source retires its file and passes its guest's requests on |
+//! | given up | held, and opened by a person | the target | the source notes that it was taken; its guest waits until a person says otherwise |
 //!
 //! Nobody holds the volume twice. The target takes it only when the source asks for the prepared epoch. The source asks
 //! only after its own record says that it does not hold the volume any more. If a source is gone for good after it has
@@ -56,6 +57,8 @@
 //! | `pending_files` | files of volumes that come here and are not on record yet |
 //! | `abort_notices` | telling a host that a volume will not arrive, or is used from here no more |
 //! | `resolve` | what both have on record, and a person's decision |
+//! | `resolve_together`, `give_back` | all disks of a machine go back to this host, or none; how one does |
+//! | `opened` | a volume that a person opens at its new host, and whose guest at the old one is kept out |
 
 mod abort_notices;
 mod aborted_jobs;
@@ -66,6 +69,7 @@ mod doubt;
 mod fenced_lane;
 mod give_back;
 mod incoming;
+mod opened;
 mod outgoing;
 mod pending_files;
 mod remote_volume_device;

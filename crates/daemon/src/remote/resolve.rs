@@ -7,13 +7,14 @@ use std::time::Duration;
 use api::v1::{Decision, Error, ErrorCode, Resolution, ResolveRequest};
 use migrate::stream::{Ask, VolumeStatus};
 
+use super::opened::opened_without_way_back;
 use super::outgoing::remote_of;
 use super::remote_volume_device::Deciding;
 use super::resolve_asked::is_asked;
 use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
-use crate::document::{Committed, IncomingDocument, IncomingStage, OpenedArrival, VolumeDocument};
+use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::location::{Location, RemoteVolume};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -366,38 +367,6 @@ impl Daemon {
         }
     }
 
-    /// A volume that a person has opened here, and whose guest at the host that it came from is kept out.
-    async fn resolve_opened(
-        &self,
-        (volume, incoming): (&Arc<Volume>, &IncomingDocument),
-        resolution: Resolution,
-        decision: Option<Decision>,
-    ) -> Result<Resolution> {
-        let (name, host, origin) = (&volume.name, &incoming.host, &incoming.origin);
-        let verdict = format!(
-            "this host holds the volume, and a person has opened it here: the guest of {host} is kept out until `transhume resolve \
-             {name} --give-back` here, or `transhume volume detach {origin}` there"
-        );
-        match decision {
-            None => {
-                let risk = format!(
-                    "--give-back: what the guest of {host} waits to write, and what it holds in memory, goes over what was written here \
-                     since"
-                );
-                Ok(Resolution { verdict, risk: Some(risk), ..resolution })
-            }
-            Some(Decision::Take) => {
-                Ok(Resolution { verdict, done: Some("it is open already".to_owned()), ..resolution })
-            }
-            Some(Decision::Lost) => refuse(verdict),
-            Some(Decision::GiveBack) => {
-                self.close_to_others(volume, incoming).await?;
-                let done = Some(format!("the guest of {host} may use it again"));
-                Ok(Resolution { verdict, done, ..resolution })
-            }
-        }
-    }
-
     /// A volume that is ready to be taken.
     async fn resolve_prepared(
         self: &Arc<Self>,
@@ -493,15 +462,6 @@ impl Daemon {
 
 fn forgotten(resolution: Resolution) -> Resolution {
     Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution }
-}
-
-/// What is said of a volume with layers that a person has opened here.
-fn opened_without_way_back(opened: &OpenedArrival) -> String {
-    let OpenedArrival { host, origin, .. } = opened;
-    format!(
-        "this host holds the volume, and a person has opened it here: the guest of {host} is kept out for good; `transhume volume detach \
-         {origin}` there ends its waiting"
-    )
 }
 
 fn not_known_there(name: &str, host: &str) -> String {

@@ -77,7 +77,7 @@ impl Records {
             return Ok(());
         }
         let Ok(Some(volume)) = self.daemon.volume_if_any(&request.volume) else { return Ok(()) };
-        super::incoming::refuse_opened(&volume, peer, request)
+        super::opened::refuse_opened(&volume, peer, request)
             .map_err(|error| block::Error::new(ErrorKind::KeptOut, error.to_string()))
     }
 

@@ -49,6 +49,8 @@ struct MemberState {
     /// Which of them have been given.
     proved: AtomicU64,
     is_finished: AtomicBool,
+    /// Its client has closed its socket, or the kernel has given it up.
+    has_left: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -77,8 +79,9 @@ impl ConnectionFence {
 
     /// Asks every member for a proof of life.
     pub(crate) fn ask(&self) -> LifeQuestion {
-        let members = self.shared.members.lock();
-        LifeQuestion { asked: members.iter().map(|member| (Arc::clone(member), member.ask())).collect() }
+        let asked = self.shared.members.lock().clone();
+        asked.iter().for_each(|member| _ = member.ask());
+        LifeQuestion { asked }
     }
 
     /// How many members there are.
@@ -87,19 +90,19 @@ impl ConnectionFence {
     }
 }
 
-/// A question to the connections of an export whether their clients are there. Those on this machine answer at once, also while they wait
-/// for what they have asked for.
+/// A question to the connections of an export whether their clients are there, also to those that wait for what they have asked for.
 pub struct LifeQuestion {
-    asked: Vec<(Arc<MemberState>, u64)>,
+    asked: Vec<Arc<MemberState>>,
 }
 
 impl LifeQuestion {
-    /// Whether one has answered.
+    /// Whether all that were asked are known by now to have gone. One on another machine that was cut off is not for a while.
     #[must_use]
-    pub fn has_answer(&self) -> bool {
-        let is_proved =
-            |(member, question): &(Arc<MemberState>, u64)| member.proved.load(Ordering::SeqCst) >= *question;
-        self.asked.iter().any(is_proved)
+    pub fn have_all_left(&self) -> bool {
+        let has_left = |member: &Arc<MemberState>| {
+            member.is_finished.load(Ordering::SeqCst) || member.has_left.load(Ordering::SeqCst)
+        };
+        self.asked.iter().all(has_left)
     }
 }
 
@@ -127,6 +130,11 @@ impl Member {
         self.state.waker.register(waker);
         let asked = self.state.asked.load(Ordering::SeqCst);
         (asked > self.state.proved.load(Ordering::SeqCst)).then_some(asked)
+    }
+
+    /// Its client has gone; what that has asked for goes on.
+    pub(crate) fn leave(&self) {
+        self.state.has_left.store(true, Ordering::SeqCst);
     }
 
     /// Gives the proof that `question` asked for.
@@ -181,17 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_living_member_answers_whether_it_is_there() {
+    fn who_has_left_is_told_apart_from_who_is_silent() {
         let fence = ConnectionFence::default();
+        let (silent, _) = fence.join();
         let (gone, _) = fence.join();
         let question = fence.ask();
-        assert!(!question.has_answer());
-        drop(gone);
-        assert!(!question.has_answer(), "one that has finished is not there");
-        let (living, _) = fence.join();
-        let question = fence.ask();
-        let asked = living.question(Waker::noop()).expect("it was asked");
-        living.prove(asked);
-        assert!(question.has_answer());
+        gone.leave();
+        assert!(!question.have_all_left(), "one is silent");
+        drop(silent);
+        assert!(question.have_all_left());
     }
 }

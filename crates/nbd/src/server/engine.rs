@@ -226,6 +226,9 @@ where
 
     fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
         let Some(question) = self.member.as_ref().and_then(|member| member.question(task.waker())) else { return };
+        if self.end.is_some() || (self.ask_peer)(&self.stream) == Peer::Closed {
+            self.member.as_ref().inspect(|member| member.leave());
+        }
         // A client that reconnects has closed its old socket before.
         if self.end.is_none() && (self.ask_peer)(&self.stream) == Peer::Open {
             self.proof = Proof::NotOwed;
