@@ -41,27 +41,7 @@ impl Daemon {
         if let Location::Remote(remote) = &document.backend {
             return match document.given_up() {
                 Some(committed) => self.resolve_fenced(&volume, (remote, committed), request).await,
-                None => {
-                    let (host, there) = (&remote.host, self.ask_volume_status(remote).await);
-                    let is_unknown = matches!(&there, Ok(status) if !matches!(status, VolumeStatus::Held { .. }));
-                    let verdict = match &there {
-                        Ok(VolumeStatus::Without) => format!(
-                            "{host} has answered that it holds the volume, and does not know it any more: it was let go there, or its state \
-                             directory is an older one; its bytes are in a file there"
-                        ),
-                        Ok(VolumeStatus::Filling | VolumeStatus::Prepared { .. }) => format!(
-                            "{host} has answered that it holds the volume, and does not know that any more: its state directory is an \
-                             older one"
-                        ),
-                        Ok(VolumeStatus::Held { .. }) | Err(_) => match volume.kept_out() {
-                            Some(why) => format!("{host} holds the volume; {why}"),
-                            None => format!("{host} holds the volume; nothing is in doubt"),
-                        },
-                    };
-                    let resolution =
-                        Resolution { verdict, in_doubt: is_unknown, ..begin(&volume, &document, host, &there) };
-                    nothing_to_decide(resolution, request.decision)
-                }
+                None => self.resolve_taken(&volume, remote, request.decision).await,
             };
         }
         let (host, there) = match remote_of(&document) {
@@ -83,6 +63,33 @@ impl Daemon {
         nothing_to_decide(resolution, request.decision)
     }
 
+    /// The other host has answered that it holds the volume.
+    async fn resolve_taken(
+        &self,
+        volume: &Volume,
+        remote: &RemoteVolume,
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let (host, there) = (&remote.host, self.ask_volume_status(remote).await);
+        let is_unknown = matches!(&there, Ok(status) if !matches!(status, VolumeStatus::Held { .. }));
+        let verdict = match &there {
+            Ok(VolumeStatus::Without) => format!(
+                "{host} has answered that it holds the volume, and does not know it any more: it was let go there, or its state directory \
+                 is an older one; its bytes are in a file there"
+            ),
+            Ok(VolumeStatus::Filling | VolumeStatus::Prepared { .. }) => format!(
+                "{host} has answered that it holds the volume, and does not know that any more: its state directory is an older one"
+            ),
+            Ok(VolumeStatus::Held { .. }) | Err(_) => match volume.kept_out() {
+                Some(why) => format!("{host} holds the volume; {why}"),
+                None => format!("{host} holds the volume; nothing is in doubt"),
+            },
+        };
+        let resolution =
+            Resolution { verdict, in_doubt: is_unknown, ..begin(volume, &volume.document(), host, &there) };
+        nothing_to_decide(resolution, decision)
+    }
+
     /// This host has given the volume up, and the other one has not answered that it holds it.
     async fn resolve_fenced(
         self: &Arc<Self>,
@@ -98,7 +105,10 @@ impl Daemon {
         let host = &remote.host;
         let document = volume.document();
         if document.given_up().is_none() {
-            return refuse(format!("{host} has taken {} meanwhile", volume.name));
+            return match decision {
+                None => self.resolve_taken(volume, remote, None).await,
+                Some(_) => refuse(format!("{host} has taken {} meanwhile", volume.name)),
+            };
         }
         let resolution = begin(volume, &document, host, &there);
         let is_held_there = matches!(there, Ok(VolumeStatus::Held { .. }));
