@@ -231,13 +231,8 @@ async fn a_target_that_has_taken_one_disk_of_a_commit_forgets_none() {
     let x = pair.b.volume("x").document().incoming.clone().expect("it comes");
     pair.b.daemon().undo_arrivals(&x).await.expect_err("the other disk is held");
     // Nor if a person says so: what is held proves that all were given up.
-    pair.between.close();
-    pair.between.cut();
-    fake_arbiter.is_away.store(true, Ordering::Relaxed);
-    let back = ResolveRequest { decision: Some(Decision::GiveBack), at_risk: false };
-    pair.b.core().resolve("x", back).await.expect_err("the other disk is held");
+    pair.b.daemon().drop_unless_committed(&pair.b.volume("x"), &x).await.expect_err("the other disk is held");
     fake_arbiter.is_back();
-    pair.between.mend();
     for name in ["x", "y"] {
         pair.a.core().job_over(name).await;
         assert!(pair.a.document(name).backend.local_path().is_none(), "both hold {name}");
