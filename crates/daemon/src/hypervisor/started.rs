@@ -35,26 +35,31 @@ impl MonitoredProcess {
     }
 }
 
-/// Those of `processes` that were started with the monitor at `path`.
+/// Those of `processes` that were started with the monitor at `path` of this process's file systems. A container's may be called the same,
+/// and is another one: `folder_of` says which folder a path is in, as a process or this one (`None`) sees it. Of a folder that is gone
+/// on both sides only its name is left.
 #[must_use]
-pub fn started_with(processes: &[MonitoredProcess], path: &Path) -> Vec<QemuProcess> {
-    let has_it = |found: &&MonitoredProcess| found.monitors.iter().any(|monitor| monitor == path);
+pub fn started_with(
+    processes: &[MonitoredProcess],
+    path: &Path,
+    folder_of: impl Fn(Option<&QemuProcess>, &Path) -> Option<(u64, u64)>,
+) -> Vec<QemuProcess> {
+    let here = folder_of(None, path);
+    let is_it = |process: &QemuProcess, monitor: &Path| match (folder_of(Some(process), monitor), here) {
+        (Some(there), Some(here)) => there == here && monitor.file_name() == path.file_name(),
+        (None, None) => monitor == path,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    let has_it = |found: &&MonitoredProcess| found.monitors.iter().any(|monitor| is_it(&found.process, monitor));
     processes.iter().filter(has_it).map(|found| found.process.clone()).collect()
 }
 
-/// Those that have the monitor at `path` of this process's file systems. A container's may be called the same, and is another one.
+/// Every QEMU that has the monitor at `path`.
 pub(crate) fn listening_at(path: &Path) -> Vec<QemuProcess> {
-    let (here, file) = (folder_of(Path::new("/"), path), path.file_name());
-    let has_it = |found: &MonitoredProcess| {
-        let root = PathBuf::from(format!("/proc/{}/root", found.process.pid));
-        // Of a folder that is gone on both sides only its name is left.
-        found.monitors.iter().any(|monitor| match (folder_of(&root, monitor), here) {
-            (Some(there), Some(here)) => there == here && monitor.file_name() == file,
-            (None, None) => monitor == path,
-            (Some(_), None) | (None, Some(_)) => false,
-        })
-    };
-    MonitoredProcess::all().into_iter().filter(has_it).map(|found| found.process).collect()
+    started_with(&MonitoredProcess::all(), path, |process, path| {
+        let root = process.map_or_else(|| PathBuf::from("/"), |process| format!("/proc/{}/root", process.pid).into());
+        folder_of(&root, path)
+    })
 }
 
 /// The folder that `path` is in, below `root`. Processes with mounts of their own may share it.
@@ -95,7 +100,7 @@ mod tests {
                 processes.push(MonitoredProcess { process: process(pid), monitors: vec![other] });
             }
             let expected: Vec<_> = (1..).zip(&names).filter(|(_, name)| **name == wanted).map(|(pid, _)| process(pid)).collect();
-            prop_assert_eq!(started_with(&processes, &path), expected);
+            prop_assert_eq!(started_with(&processes, &path, |_, _| None), expected);
         }
     }
 }

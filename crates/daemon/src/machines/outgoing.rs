@@ -26,7 +26,7 @@ use super::move_rules::{deadline_of_disks, disk_request, refusals_of, refuse_abs
 use super::parallel::MemoryChoice;
 use super::shared::Handling;
 use super::straight::require_straight;
-use super::unadopted::refuse_unadoptable;
+use super::unadopted::adoption_obstacles;
 use super::{Machine, budget, postcopy};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -168,7 +168,7 @@ impl Daemon {
             self.check_hook().err(),
             self.check_arbiter().await.err(),
         ];
-        let unadoptable = refuse_unadoptable(&document.name, hypervisor, disks).await?;
+        let unadoptable = adoption_obstacles(&document.name, hypervisor, disks).await?;
         Ok(found.into_iter().flatten().chain(unadoptable).collect())
     }
 

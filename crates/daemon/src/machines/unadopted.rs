@@ -10,7 +10,7 @@ use crate::problem::Result;
 ///
 /// # Errors
 /// The hypervisor does not answer.
-pub(super) async fn refuse_unadoptable(
+pub(super) async fn adoption_obstacles(
     name: &str,
     hypervisor: &dyn Hypervisor,
     disks: &[VmDisk],
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_adoption_would_refuse_stands_against_the_move() {
+    fn a_plan_lists_disks_that_cannot_be_adopted() {
         let said = |report: &DiskReport| refusal("web1", report).map(|error| error.to_string());
         assert_eq!(said(&report(Adoptability::Adopted)), None);
         let adoptable = Adoptability::Adoptable { form: Form::Reopen, options_from: Origin::CommandLine };

@@ -140,8 +140,7 @@ impl Daemon {
 
     /// The volume is still here, after all.
     pub(crate) fn forget_release(&self, remote: &RemoteVolume) {
-        let notice = PendingNotice { remote: remote.clone(), released: true };
-        self.change_notices(|pending_notices| pending_notices.retain(|other| *other != notice));
+        self.remove_notice(&PendingNotice { remote: remote.clone(), released: true });
     }
 
     async fn deliver_soon(self: &Arc<Self>, notice: PendingNotice) {
@@ -249,7 +248,7 @@ impl Daemon {
             }
             Err(_) => {}
         }
-        self.change_notices(|pending_notices| pending_notices.retain(|other| other != notice));
+        self.remove_notice(notice);
         forget_ruling(&*self.hosts, remote.job).await;
         true
     }
@@ -277,8 +276,11 @@ impl Daemon {
 
     /// The other host has taken a volume although that was undone here: it need not be told any more that the volume does not come.
     pub(super) fn forget_abort(&self, remote: &RemoteVolume) {
-        let notice = PendingNotice { remote: remote.clone(), released: false };
-        self.change_notices(|pending_notices| pending_notices.retain(|other| *other != notice));
+        self.remove_notice(&PendingNotice { remote: remote.clone(), released: false });
+    }
+
+    fn remove_notice(&self, notice: &PendingNotice) {
+        self.change_notices(|pending_notices| pending_notices.retain(|other| other != notice));
     }
 
     fn pending_notices(&self) -> Vec<PendingNotice> {

@@ -7,7 +7,7 @@ use block::{Bytes, Device, ErrorKind, Geometry, Slot};
 use migrate::stream::{SessionRequest, VolumeStatus};
 
 use super::fenced_lane::FencedLane;
-use super::opened::refuse_opened;
+use super::opened::require_origin_admitted;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
 use vm::QemuProcess;
@@ -443,10 +443,10 @@ impl Daemon {
             (Some(IncomingStage::Prepared { epoch }), _) => VolumeStatus::Prepared { epoch },
             // What was given up by another move than the one that is asked about is somebody else's.
             // One that is being given back is nobody else's any more.
-            (_, Location::Remote(remote)) if remote.job == request.job && !self.has_aborted(remote) => {
-                VolumeStatus::Without
-            }
-            (_, Location::Remote(remote)) if remote.job == request.job => VolumeStatus::Held { epoch: ASKING_EPOCH },
+            (_, Location::Remote(remote)) if remote.job == request.job => match self.has_aborted(remote) {
+                true => VolumeStatus::Held { epoch: ASKING_EPOCH },
+                false => VolumeStatus::Without,
+            },
             // Not the epoch that it has by now: a move here has raised that.
             (Some(IncomingStage::Held { epoch }), _) => VolumeStatus::Held { epoch },
             _ => VolumeStatus::Held { epoch: document.epoch },
@@ -457,7 +457,7 @@ impl Daemon {
     pub(super) async fn open_forward(self: &Arc<Self>, host: &str, request: &SessionRequest) -> Result<Device> {
         let volume = self.volume(&request.volume)?;
         let _operation = volume.operation.lock().await;
-        refuse_opened(&volume, host, request)?;
+        require_origin_admitted(&volume, host, request)?;
         let incoming = incoming_of(&volume, host, request)?;
         self.take_incoming(&volume, &incoming, request.epoch).await?;
         self.close_to_others(&volume, &incoming_of(&volume, host, request)?).await?;

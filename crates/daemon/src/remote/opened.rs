@@ -117,7 +117,7 @@ fn is_opened_to(volume: &Volume, host: &str, request: &SessionRequest) -> bool {
 }
 
 /// Refuses the guest of the host that a volume came from, once a person has opened it here.
-pub(super) fn refuse_opened(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
+pub(super) fn require_origin_admitted(volume: &Volume, host: &str, request: &SessionRequest) -> Result<()> {
     if !is_opened_to(volume, host, request) {
         return Ok(());
     }

@@ -115,6 +115,13 @@ enum State {
     Closed,
 }
 
+impl State {
+    /// Whether it copies no more: its requests are the other host's, or this one's again.
+    const fn has_turned(&self) -> bool {
+        !matches!(self, Self::Down | Self::Copying(_))
+    }
+}
+
 /// What a new session of a copy has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -176,13 +183,7 @@ impl RemoteVolumeDevice {
     pub(crate) fn copying(&self) -> Option<Arc<Remote>> {
         match &*self.state.lock() {
             State::Copying(remote) => Some(Arc::clone(remote)),
-            State::Down
-            | State::Waiting(_)
-            | State::Deciding(_)
-            | State::Forwarding(..)
-            | State::KeptOut(_)
-            | State::GivenBack(_)
-            | State::Closed => None,
+            _ => None,
         }
     }
 
@@ -261,20 +262,13 @@ impl RemoteVolumeDevice {
     /// The other host is to hold the volume under `epoch`: from here on every request waits until it does, and goes there.
     pub(crate) fn turn(&self, epoch: u64) {
         let mut state = self.state.lock();
-        match &*state {
-            State::Down | State::Copying(_) => {
-                if let State::Copying(remote) = &*state {
-                    add(&mut self.sent.lock(), &remote.statistics());
-                }
-                *state = State::Waiting(epoch);
-            }
-            State::Waiting(_)
-            | State::Deciding(_)
-            | State::Forwarding(..)
-            | State::KeptOut(_)
-            | State::GivenBack(_)
-            | State::Closed => return,
+        if state.has_turned() {
+            return;
         }
+        if let State::Copying(remote) = &*state {
+            add(&mut self.sent.lock(), &remote.statistics());
+        }
+        *state = State::Waiting(epoch);
         drop(state);
         self.announce();
     }
@@ -386,11 +380,10 @@ impl RemoteVolumeDevice {
                     match self.noting(outcome) {
                         Ok(()) => lost = None,
                         Err(error) => {
-                            match error.kind() {
-                                ErrorKind::KeptOut => tracing::info!(place = %self.place, "the guest here is kept out"),
-                                _ => {
-                                    tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
-                                }
+                            if error.kind() == ErrorKind::KeptOut {
+                                tracing::info!(place = %self.place, "the guest here is kept out");
+                            } else {
+                                tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
                             }
                             let lost = *lost.get_or_insert_with(|| self.env.now());
                             self.rest(self.rest_since(lost)).await;

@@ -49,13 +49,10 @@ impl Daemon {
             Some(remote) => (remote.host.clone(), Some(self.ask_volume_status(remote).await)),
             None => (String::new(), None),
         };
-        if let Some(opened) = &document.opened {
-            let verdict = opened_without_way_back(opened);
-            let resolution =
-                Resolution { volume: volume.name.clone(), here: here(&document), verdict, ..Resolution::default() };
-            return nothing_to_decide(resolution, request.decision);
-        }
-        let verdict = "this host holds the volume; nothing is in doubt".to_owned();
+        let verdict = match &document.opened {
+            Some(opened) => opened_without_way_back(opened),
+            None => "this host holds the volume; nothing is in doubt".to_owned(),
+        };
         let resolution = match &there {
             Some(there) => Resolution { verdict, ..begin(&volume, &document, &host, there) },
             None => Resolution { volume: volume.name.clone(), here: here(&document), verdict, ..Resolution::default() },

@@ -72,12 +72,12 @@ impl Records {
 
     /// Refuses the guest of a host whose volume a person has opened here, in a way that tells it apart from all other refusals: that
     /// host may conclude that the volume is held here.
-    fn refuse_kept_out(&self, peer: &str, request: &SessionRequest) -> block::Result<()> {
+    fn require_admitted(&self, peer: &str, request: &SessionRequest) -> block::Result<()> {
         if request.role != Role::Forward || request.epoch == ASKING_EPOCH {
             return Ok(());
         }
         let Ok(Some(volume)) = self.daemon.volume_if_any(&request.volume) else { return Ok(()) };
-        super::opened::refuse_opened(&volume, peer, request)
+        super::opened::require_origin_admitted(&volume, peer, request)
             .map_err(|error| block::Error::new(ErrorKind::KeptOut, error.to_string()))
     }
 
@@ -157,14 +157,14 @@ impl Records {
 
 impl SessionHandler for SessionAuthorizer {
     fn check(&self, peer: &PeerName, request: &SessionRequest) -> block::Result<()> {
-        self.records.refuse_kept_out(&peer.0, request)?;
+        self.records.require_admitted(&peer.0, request)?;
         self.records.may_admit(&peer.0, request).map_err(|error| to_wire(&error))
     }
 
     fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
         let (records, peer, request) = (Arc::clone(&self.records), peer.clone(), request.clone());
         let worker = if request.role == Role::Copy { &self.filling } else { &self.answering };
-        let kept_out = records.refuse_kept_out(&peer.0, &request);
+        let kept_out = records.require_admitted(&peer.0, &request);
         let admitted = done_on(worker, async move { Box::pin(records.admit(&peer.0, &request)).await });
         Box::pin(async move {
             kept_out?;

@@ -226,11 +226,12 @@ where
 
     fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
         let Some(question) = self.member.as_ref().and_then(|member| member.question(task.waker())) else { return };
-        if self.end.is_some() || (self.ask_peer)(&self.stream) == Peer::Closed {
+        let peer = (self.ask_peer)(&self.stream);
+        if self.end.is_some() || peer == Peer::Closed {
             self.member.as_ref().inspect(|member| member.leave());
         }
         // A client that reconnects has closed its old socket before.
-        if self.end.is_none() && (self.ask_peer)(&self.stream) == Peer::Open {
+        if self.end.is_none() && peer == Peer::Open {
             self.proof = Proof::NotOwed;
             self.member.as_ref().inspect(|member| member.prove(question));
             return;

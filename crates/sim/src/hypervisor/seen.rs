@@ -145,7 +145,7 @@ impl Hypervisors for Seen {
         // Others run beside it whose command lines have that path in them, too.
         let shown = path.display();
         let beside = monitored(BYSTANDER, [format!("{shown}.old"), format!("/mnt{shown}")].map(PathBuf::from).to_vec());
-        started_with(&own.into_iter().chain(namesake).chain([beside]).collect::<Vec<_>>(), path)
+        started_with(&own.into_iter().chain(namesake).chain([beside]).collect::<Vec<_>>(), path, |_, _| None)
     }
 
     fn memory_places(&self, _: &Path, id: Uuid, regions: &[Region]) -> Result<Vec<PathBuf>, Error> {

@@ -40,7 +40,7 @@ impl RemoteVolumeDevice {
         let is_lost = matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut | ErrorKind::Fenced);
         match session {
             // The turn came while it was under way: the other host has closed the copy's session for it.
-            Session::Copying(_) => is_lost && !matches!(*self.state.lock(), State::Down | State::Copying(_)),
+            Session::Copying(_) => is_lost && self.state.lock().has_turned(),
             Session::Forwarding(remote) => {
                 if is_lost {
                     self.lose(remote, error);
@@ -70,15 +70,7 @@ impl RemoteVolumeDevice {
 
     /// Whether what is written now may be kept. Before that whoever copies keeps the order.
     fn keeps_order(&self) -> bool {
-        match &*self.state.lock() {
-            State::Down | State::Copying(_) => self.keeps_copy.load(Ordering::Relaxed),
-            State::Waiting(_)
-            | State::Deciding(_)
-            | State::Forwarding(..)
-            | State::KeptOut(_)
-            | State::GivenBack(_)
-            | State::Closed => true,
-        }
+        self.state.lock().has_turned() || self.keeps_copy.load(Ordering::Relaxed)
     }
 
     fn keeps_writes_of(&self, session: &Session) -> bool {
