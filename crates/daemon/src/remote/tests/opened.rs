@@ -135,7 +135,7 @@ async fn another_volume_of_the_name_is_not_taken_for_the_one_that_was_given_up()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_refused_because_the_volume_is_down_is_no_proof_that_others_use_it() {
+async fn a_session_that_is_refused_because_the_volume_is_down_does_not_count_as_kept_out() {
     let mut pair = Pair::start().await;
     pair.attach().await;
     pair.a.core().add_snapshot("x", SnapshotRequest::default()).await.expect("taken");
